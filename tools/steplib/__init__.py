@@ -1,0 +1,1 @@
+"""The library behind ``tools/steps.py``: one file a duty, `book` under them all."""
