@@ -1,0 +1,179 @@
+"""The six tiny checkpoints: configuration, seed, number of files, chat style.
+
+Both configuration forms occur on purpose: `rope_parameters` and `dtype` as
+transformers v5 writes them, `rope_theta`, `rope_scaling` and `torch_dtype` as v4 did.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from tools.zoo.tokenizer import STYLES, VOCAB_SIZE, Style
+
+COMMON = {
+    "attention_dropout": 0.0,
+    "hidden_act": "silu",
+    "hidden_size": 128,
+    "initializer_range": 0.02,
+    "intermediate_size": 256,
+    "max_position_embeddings": 4096,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-6,
+    "use_cache": True,
+    "vocab_size": VOCAB_SIZE,
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a tiny checkpoint is made.
+
+    Attributes:
+        config: what config.json adds to COMMON, or changes in it.
+        shards: number of safetensors files; from two on there is an index.
+    """
+
+    about: str
+    seed: int
+    style: Style
+    config: dict[str, Any]
+    shards: int = 1
+
+    def config_json(self) -> dict[str, Any]:
+        """Content of config.json."""
+        ends = self.style.ends
+        bos = self.style.bos and self.style.id_of(self.style.bos)
+        tokens = {"bos_token_id": bos, "eos_token_id": self.style.id_of(ends[0])}
+        return {**COMMON, **tokens, **self.config}
+
+    def generation_json(self) -> dict[str, Any]:
+        """Content of generation_config.json; it may name more end tokens."""
+        ids = [self.style.id_of(token) for token in self.style.ends]
+        bos = self.style.bos and self.style.id_of(self.style.bos)
+        return {
+            "bos_token_id": bos,
+            "do_sample": False,
+            "eos_token_id": ids if len(ids) > 1 else ids[0],
+            "pad_token_id": ids[-1],
+        }
+
+
+RECIPES: dict[str, Recipe] = {
+    "qwen3-tiny": Recipe(
+        "Qwen3: q/k norm, tied head",
+        seed=3,
+        style=STYLES["chatml"],
+        config={
+            "architectures": ["Qwen3ForCausalLM"],
+            "model_type": "qwen3",
+            "attention_bias": False,
+            "dtype": "float32",
+            "head_dim": 64,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen2-tiny": Recipe(
+        "Qwen2: biases on q, k and v, tied head, more rows than tokens",
+        seed=2,
+        style=STYLES["chatml"],
+        config={
+            "architectures": ["Qwen2ForCausalLM"],
+            "model_type": "qwen2",
+            "hidden_size": 256,
+            "rope_theta": 1000000.0,
+            "tie_word_embeddings": True,
+            "torch_dtype": "float32",
+            "use_sliding_window": False,
+            "vocab_size": VOCAB_SIZE + 64,
+        },
+    ),
+    "llama3-tiny": Recipe(
+        "Llama 3: scaled RoPE from 32 positions on, head of its own",
+        seed=31,
+        style=STYLES["llama3"],
+        config={
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "attention_bias": False,
+            "head_dim": 64,
+            "mlp_bias": False,
+            "rms_norm_eps": 1e-5,
+            "rope_scaling": {
+                "factor": 8.0,
+                "high_freq_factor": 4.0,
+                "low_freq_factor": 1.0,
+                "original_max_position_embeddings": 32,
+                "rope_type": "llama3",
+            },
+            "rope_theta": 500000.0,
+            "tie_word_embeddings": False,
+            "torch_dtype": "float32",
+        },
+    ),
+    "mistral-tiny": Recipe(
+        "Mistral: head_dim 48 where hidden / heads is 32, three files",
+        seed=7,
+        style=STYLES["mistral"],
+        shards=3,
+        config={
+            "architectures": ["MistralForCausalLM"],
+            "model_type": "mistral",
+            "head_dim": 48,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "sliding_window": None,
+            "tie_word_embeddings": False,
+            "torch_dtype": "float32",
+        },
+    ),
+    "qwen3-moe-tiny": Recipe(
+        "Qwen3-MoE: 8 experts, 2 of them a token, two files",
+        seed=38,
+        style=STYLES["chatml"],
+        shards=2,
+        config={
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "model_type": "qwen3_moe",
+            "attention_bias": False,
+            "decoder_sparse_step": 1,
+            "dtype": "float32",
+            "head_dim": 64,
+            "mlp_only_layers": [],
+            "moe_intermediate_size": 96,
+            "norm_topk_prob": True,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+            "tie_word_embeddings": False,
+        },
+    ),
+    "qwen3.5-tiny": Recipe(
+        "Qwen3.5: three layers of linear attention, one of full attention",
+        seed=35,
+        style=STYLES["chatml"],
+        config={
+            "architectures": ["Qwen3_5ForCausalLM"],
+            "model_type": "qwen3_5_text",
+            "attention_bias": False,
+            "dtype": "float32",
+            "head_dim": 64,
+            "layer_types": [*["linear_attention"] * 3, "full_attention"],
+            "linear_conv_kernel_dim": 4,
+            "linear_key_head_dim": 64,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_value_head_dim": 64,
+            "num_hidden_layers": 4,
+            "rope_parameters": {
+                "mrope_interleaved": True,
+                "mrope_section": [3, 3, 2],
+                "partial_rotary_factor": 0.25,
+                "rope_theta": 10000000.0,
+                "rope_type": "default",
+            },
+            "tie_word_embeddings": True,
+        },
+    ),
+}
