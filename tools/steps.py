@@ -25,11 +25,13 @@ def main() -> None:
     from tools.steplib.book import ManifestError
 
     app = typer.Typer(
-        help="The chapters of the book and the machine that checks them.",
-        no_args_is_help=True,
-        add_completion=False,
-        pretty_exceptions_enable=False,
+        no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
     )
+
+    @app.callback()
+    def describe() -> None:
+        """The chapters of the book and the machine that checks them."""
+
     for path in sorted((ROOT / "tools/steplib").glob("cmd_*.py")):
         importlib.import_module(f"tools.steplib.{path.stem}").register(app)
     try:

@@ -12,6 +12,7 @@ import shutil
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -203,6 +204,36 @@ class Book:
         """Package path -> file holding its text, for the package at chapter `n`."""
         pairs = ((path, self.source(path, n)) for path in self.paths)
         return {path: source for path, source in pairs if source is not None}
+
+    def text(self, path: str, n: int) -> str:
+        """The text of `path` at chapter `n`; empty when it is not there yet.
+
+        Raises:
+            ManifestError: the manifests name it but the file is missing.
+        """
+        source = self.source(path, n)
+        if source is None:
+            return ""
+        try:
+            return source.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise ManifestError(
+                f"{source}: missing; `steps.py lint` says what is wrong"
+            ) from None
+
+    def lookup(self, text: str) -> str:
+        """The package path a user means: ``core.py``, ``minisgl/core.py`` or a file.
+
+        Raises:
+            ManifestError: no manifest names it; the message offers close names.
+        """
+        tail = Path(text).as_posix().rpartition(f"{PACKAGE}/")[2]
+        for path in (Path(text).as_posix().removeprefix("./"), tail):
+            if path in self._owners:
+                return path
+        near = get_close_matches(tail, self.paths, n=3, cutoff=0.5)
+        hint = f"; did you mean {', '.join(near)}?" if near else ""
+        raise ManifestError(f"no manifest names {text}{hint}")
 
     def build(self, n: int, dest: Path) -> list[Path]:
         """Write the package as of chapter `n` to ``dest/minisgl``; return its files."""
