@@ -7,10 +7,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from tools.zoo.places import ModelError, models_dir
-from tools.zoo.recipes import RECIPES, Recipe
+from tools.zoo.recipe import Recipe
+from tools.zoo.recipes import RECIPES
 from tools.zoo.tokenizer import tokenizer_config, tokenizer_json
 from tools.zoo.weights import Array, make_weights
 
@@ -57,7 +58,7 @@ def make_tiny(name: str) -> Path:
                 f"{name}: the bytes made here are not those of tools/zoo/digests.json;"
                 " install the numpy and safetensors of constraints.txt"
             )
-        _swap_in(scratch, folder)
+        swap_in(scratch, folder)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return folder
@@ -71,9 +72,7 @@ def write_tiny(recipe: Recipe, folder: Path) -> None:
     write_json(folder / "config.json", config)
     write_json(folder / "generation_config.json", recipe.generation_json())
     write_json(folder / "tokenizer.json", tokenizer_json(recipe.style))
-    write_json(
-        folder / "tokenizer_config.json", tokenizer_config(recipe.style, length)
-    )
+    write_json(folder / "tokenizer_config.json", tokenizer_config(recipe.style, length))
     _write_weights(make_weights(config, recipe.seed), recipe.shards, folder)
 
 
@@ -85,7 +84,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 def _write_weights(weights: dict[str, Array], shards: int, folder: Path) -> None:
     if shards == 1:
-        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+        _save(weights, folder / "model.safetensors")
         return
     names = list(weights)
     where: dict[str, str] = {}
@@ -93,14 +92,19 @@ def _write_weights(weights: dict[str, Array], shards: int, folder: Path) -> None
         file = f"model-{i + 1:05d}-of-{shards:05d}.safetensors"
         # Cut by count, in the middle of a layer, as real checkpoints are.
         part = names[i * len(names) // shards : (i + 1) * len(names) // shards]
-        save_file({n: weights[n] for n in part}, folder / file, {"format": "pt"})
+        _save({name: weights[name] for name in part}, folder / file)
         where |= dict.fromkeys(part, file)
     size = sum(tensor.nbytes for tensor in weights.values())
     index = {"metadata": {"total_size": size}, "weight_map": where}
     write_json(folder / "model.safetensors.index.json", index)
 
 
-def _swap_in(scratch: Path, folder: Path) -> None:
+def _save(weights: dict[str, Array], path: Path) -> None:
+    # Not save_file: it makes files that only their owner may read.
+    path.write_bytes(save(weights, {"format": "pt"}))
+
+
+def swap_in(scratch: Path, folder: Path) -> None:
     """Two renames, so that another process never sees half a checkpoint."""
     old = scratch.with_name(scratch.name + ".old")
     try:

@@ -7,11 +7,11 @@ out here because the bytes of tokenizer.json must not depend on a library's vers
 
 import re
 from collections import Counter
-from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
-VOCAB_SIZE = 512
+from tools.zoo.chat import VOCAB_SIZE, Style
 
 TEXT = """\
 A language model reads a list of tokens and gives a score to every token that could
@@ -27,66 +27,9 @@ look at the boats, and every evening the dog came home and told her about the st
 the shops and the other dogs. You are a helpful assistant. Write a function that adds
 two numbers. Here is the function: def add(a, b): return a + b. How are you? I am well,
 thank you. Explain why the sky is blue. Light from the sun is scattered by the air, and
-blue light is scattered more than red light. 你好，世界。请介绍一下你自己。我是一个语言模型。
+blue light is scattered more than red light.
+你好，世界。请介绍一下你自己。我是一个语言模型。
 """
-
-CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' "
-    "+ message['content'] + '<|im_end|>' + '\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
-LLAMA3 = (
-    "{{ bos_token }}{% for message in messages %}{{ '<|start_header_id|>' "
-    "+ message['role'] + '<|end_header_id|>\\n\\n' + message['content'] "
-    "+ '<|eot_id|>' }}{% endfor %}{% if add_generation_prompt %}"
-    "{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"
-)
-MISTRAL = (
-    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'assistant' "
-    "%}{{ message['content'] + eos_token }}{% else %}{{ '[INST]' + message['content'] "
-    "+ '[/INST]' }}{% endif %}{% endfor %}"
-)
-
-
-@dataclass(frozen=True)
-class Style:
-    """Special tokens (they take the last ids) and chat template of a family.
-
-    Attributes:
-        ends: tokens that end an answer; the first is the tokenizer's eos token.
-        bos: put before every text when given, by the tokenizer as by the template.
-    """
-
-    specials: tuple[str, ...]
-    ends: tuple[str, ...]
-    template: str
-    bos: str | None = None
-
-    def id_of(self, token: str) -> int:
-        """Id of one of the special tokens."""
-        return VOCAB_SIZE - len(self.specials) + self.specials.index(token)
-
-
-STYLES = {
-    "chatml": Style(
-        ("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
-        ("<|im_end|>", "<|endoftext|>"),
-        CHATML,
-    ),
-    "llama3": Style(
-        (
-            "<|begin_of_text|>",
-            "<|end_of_text|>",
-            "<|start_header_id|>",
-            "<|end_header_id|>",
-            "<|eot_id|>",
-        ),
-        ("<|eot_id|>", "<|end_of_text|>"),
-        LLAMA3,
-        "<|begin_of_text|>",
-    ),
-    "mistral": Style(("<s>", "</s>", "[INST]", "[/INST]"), ("</s>",), MISTRAL, "<s>"),
-}
 
 
 def byte_letters() -> dict[int, str]:
@@ -107,7 +50,7 @@ def learn_merges(count: int) -> tuple[tuple[str, str], ...]:
     for _ in range(count):
         pairs: Counter[tuple[str, str]] = Counter()
         for word, times in words.items():
-            for pair in zip(word, word[1:], strict=False):
+            for pair in pairwise(word):
                 pairs[pair] += times
         best = min(pairs, key=lambda pair: (-pairs[pair], pair))
         merges.append(best)

@@ -21,9 +21,7 @@ EMBEDDING_STD = 0.5
 def make_weights(config: dict[str, Any], seed: int) -> dict[str, Array]:
     """All tensors of a checkpoint, float32, in the order of its layers."""
     linear = 2.0 if config["model_type"] != "qwen3_5_text" else 1.0
-    return {
-        name: _draw(name, shape, seed, linear) for name, shape in _shapes(config)
-    }
+    return {name: _draw(name, shape, seed, linear) for name, shape in _shapes(config)}
 
 
 def _draw(name: str, shape: Shape, seed: int, linear: float) -> Array:
