@@ -1,0 +1,164 @@
+"""Every verification of this repository in one command.
+
+One table, a log file per row in .cache/logs, exit status 1 if any row failed. The
+last line is the test runner's summary.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != ROOT / "tools"]
+sys.path.insert(0, str(ROOT))
+
+from tools.steplib import venv  # noqa: E402
+
+venv.ensure(ROOT)
+
+import typer  # noqa: E402
+from rich.console import Console  # noqa: E402
+from rich.live import Live  # noqa: E402
+from rich.markup import escape  # noqa: E402
+from rich.table import Table  # noqa: E402
+
+from tools.steplib import testrun  # noqa: E402
+from tools.steplib.rows import Row, rows  # noqa: E402
+
+LOGS = ROOT / ".cache" / "logs"
+STYLES = {"ok": "green", "FAILED": "bold red", "skip": "yellow", "running": "cyan"}
+TAIL = 60  # lines of a failed row's log that are shown
+
+
+@dataclass
+class Result:
+    """One finished (or running) row of the table."""
+
+    row: Row
+    state: str
+    seconds: float = 0.0
+    note: str = ""
+
+    @property
+    def log(self) -> Path:
+        return LOGS / f"{self.row.name}.log"
+
+
+def run_row(row: Row, full: bool) -> Result:
+    """Run one row; its output goes to its log file only."""
+    result = Result(row, "skip", note=row.skip)
+    if row.skip:
+        return result
+    start = time.perf_counter()
+    if row.commands:
+        green = _run_commands(row, result.log)
+        lines = _lines(result.log)
+        result.note = lines[-1][:90] if green and lines else ""
+    else:
+        with result.log.open("w", encoding="utf-8") as log:
+            outcome = testrun.run(ROOT, log, ROOT / ".cache" / "pytest", full)
+        green = outcome.green
+        result.note = outcome.line(time.perf_counter() - start)
+    result.seconds = time.perf_counter() - start
+    result.state = "ok" if green else "FAILED"
+    return result
+
+
+def _run_commands(row: Row, log: Path) -> bool:
+    with log.open("w", encoding="utf-8") as stream:
+        for command in row.commands:
+            shown = ["python", *command[1:]]
+            print(f"$ {shlex.join(shown)}", file=stream, flush=True)
+            done = subprocess.run(
+                command, cwd=ROOT, stdout=stream, stderr=subprocess.STDOUT
+            )
+            if done.returncode:
+                print(f"status {done.returncode}: {shlex.join(shown)}", file=stream)
+                return False
+    return True
+
+
+def _lines(log: Path) -> list[str]:
+    text = log.read_text(encoding="utf-8", errors="replace")
+    return [n for n in text.splitlines() if n.strip() and not n.startswith("$ ")]
+
+
+def table(results: list[Result]) -> Table:
+    """The table as a terminal shows it."""
+    shown = Table(box=None, pad_edge=False)
+    for name in ("check", "result", "seconds", ""):
+        shown.add_column(name, justify="right" if name == "seconds" else "left")
+    for one in results:
+        style = STYLES[one.state]
+        seconds = "" if one.state in ("skip", "running") else f"{one.seconds:.1f}"
+        state = f"[{style}]{one.state}[/]"
+        shown.add_row(one.row.name, state, seconds, escape(one.note))
+    return shown
+
+
+def show_failure(one: Result) -> None:
+    """The end of a failed row's log, and where the rest is."""
+    print(f"\n--- {one.row.name} FAILED, the end of {one.log.relative_to(ROOT)}:")
+    text = one.log.read_text(encoding="utf-8", errors="replace")
+    print("\n".join(text.splitlines()[-TAIL:]))
+    print(f"--- again: python tools/check.py --only {one.row.name}")
+
+
+def choose(every: list[Row], only: list[str], fast: bool) -> list[Row]:
+    """The rows asked for.
+
+    Raises:
+        typer.BadParameter: a name that is no row.
+    """
+    names = [row.name for row in every]
+    for name in only:
+        if name not in names:
+            raise typer.BadParameter(f"no row {name!r}; known: {', '.join(names)}")
+    if only:
+        return [row for row in every if row.name in only]
+    return [row for row in every if not (fast and row.slow)]
+
+
+def main(
+    only: Annotated[list[str] | None, typer.Option(help="Run this row only.")] = None,
+    full: Annotated[bool, typer.Option("--full", help="Mutants, slow tests.")] = False,
+    fast: Annotated[bool, typer.Option("--fast", help="Leave out slow rows.")] = False,
+) -> None:
+    """Check style, types, stages, tags, the book and the tests."""
+    os.chdir(ROOT)
+    LOGS.mkdir(parents=True, exist_ok=True)
+    chosen = choose(rows(ROOT, full), only or [], fast)
+    console = Console()
+    results: list[Result] = []
+    live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+    with live or nullcontext():
+        for row in chosen:
+            if live:
+                live.update(table([*results, Result(row, "running")]), refresh=True)
+            one = run_row(row, full)
+            results.append(one)
+            if live:
+                live.update(table(results), refresh=True)
+            else:
+                line = f"{row.name:8}{one.state:8}{one.seconds:7.1f}s  {one.note}"
+                print(line.rstrip(), flush=True)
+    failed = [one for one in results if one.state == "FAILED"]
+    for one in failed:
+        show_failure(one)
+    if failed:
+        print(f"failed: {', '.join(one.row.name for one in failed)}")
+    if results and results[-1].row.name == "pytest":
+        print(results[-1].note)
+    raise typer.Exit(bool(failed))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,86 @@
+"""Answer one question with the newest engine of this checkout: `make run`."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:] = [
+    p for p in sys.path if Path(p or ".").resolve() != ROOT / "tools"
+]
+sys.path.insert(0, str(ROOT))
+
+import typer  # noqa: E402
+
+from tools.models import RECIPES, ModelError, model_path  # noqa: E402
+from tools.steplib.book import Book, Chapter  # noqa: E402
+
+QUESTION = "What is the capital of France?"
+MODEL = "smollm2-135m"
+FALLBACK = "qwen3-tiny"
+
+
+def takes_prompt(main: Path) -> bool:
+    """Whether a function of this main.py has a parameter ``prompt``."""
+    tree = ast.parse(main.read_text(encoding="utf-8"))
+    functions = (
+        node for node in tree.body if isinstance(node, ast.FunctionDef)
+    )
+    return any(
+        argument.arg == "prompt"
+        for function in functions
+        for argument in [*function.args.args, *function.args.kwonlyargs]
+    )
+
+
+def newest(book: Book) -> Chapter | None:
+    """The last chapter whose main.py answers a prompt."""
+    able = [
+        c for c in book.chapters if c.main.is_file() and takes_prompt(c.main)
+    ]
+    return able[-1] if able else None
+
+
+def usable(model: str) -> str:
+    """`model` if it is here or can be had, else a tiny one, said in one line."""
+    try:
+        model_path(model)
+    except ModelError as error:
+        if model != MODEL:
+            raise typer.BadParameter(str(error)) from None
+        print(
+            f"{MODEL} is not here ({error}); using {FALLBACK}, whose weights are random"
+            f" and whose answer is noise. For real words: tools/models.py fetch {MODEL}"
+        )
+        return FALLBACK
+    return model
+
+
+def main(
+    prompt: Annotated[str, typer.Option(help="The question.")] = QUESTION,
+    model: Annotated[str, typer.Option(help="Name, folder or hub id.")] = MODEL,
+) -> None:
+    """Answer a question, then say where to go on."""
+    chapter = newest(Book.load())
+    if chapter is None:
+        raise typer.BadParameter("no chapter here answers a prompt yet")
+    model = usable(model)
+    script = chapter.main.relative_to(ROOT).as_posix()
+    print(f"engine: {script}\nmodel: {model}\nquestion: {prompt}\n", flush=True)
+    command = [sys.executable, script, "--model", model, "--prompt", prompt]
+    code = subprocess.run(command, cwd=ROOT).returncode
+    if code:
+        raise typer.Exit(code)
+    about = "random weights, so noise" if model in RECIPES else "a real model"
+    page = f"docs/en/{chapter.name}.md"
+    print(
+        f"\nThat was {chapter.id} on {model} ({about}). Go on: {page}, or `make help`."
+    )
+
+
+if __name__ == "__main__":
+    typer.run(main)
