@@ -1,0 +1,221 @@
+"""Checks chapters: each in a fresh build folder, its processes forked and guarded."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tools.steplib import guard, lint, masks, probes, sandbox, show
+from tools.steplib.book import Book, Chapter
+from tools.steplib.checkcache import Cache, input_hash
+from tools.steplib.checkfull import Full
+from tools.steplib.checkresult import Failure, Result, failure_from
+from tools.steplib.forks import Job, Outcome, Pool, Task, preload
+
+MAIN_LIMIT = 300.0
+TESTS_LIMIT = 900.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to check: all but `workers` change what a result says."""
+
+    model: str = ""
+    full: bool = False
+    workers: int = 0
+    fresh: bool = False
+    bless: bool = False
+
+
+class Checker:
+    """Checks chapters of one book in one scratch folder."""
+
+    def __init__(self, book: Book, options: Options) -> None:
+        self.book, self.options = book, options
+        self.cache = Cache(book.root)
+        cpus = (
+            len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else 0
+        )
+        cpus = cpus or os.cpu_count() or 1
+        self.workers = options.workers or cpus
+        self.threads = max(1, cpus // self.workers)
+        self.hashes: dict[int, str] = {}
+
+    def cached(self, chapter: Chapter) -> Result | None:
+        """The kept result of a chapter none of whose inputs changed."""
+        self.hashes[chapter.number] = input_hash(
+            self.book, chapter, self.options.model
+        )
+        if self.options.fresh or self.options.bless:
+            return None
+        kept = self.cache.load(self.hashes[chapter.number], self.options.full)
+        return (
+            None if kept is None else Result.from_dict(kept | {"cached": True})
+        )
+
+    def run(
+        self, chapters: list[Chapter], only_changed: bool
+    ) -> Iterator[Result]:
+        """Check the chapters; their results in order, each when it is there."""
+        kept = {c.number: self.cached(c) for c in chapters}
+        todo = [c for c in chapters if kept[c.number] is None]
+        for number, findings in self._lint(chapters).items():
+            if (result := kept[number]) is not None:
+                result.failures += findings
+        chosen = [
+            c
+            for c in chapters
+            if not only_changed or c in todo or _red(kept[c.number])
+        ]
+        with tempfile.TemporaryDirectory(prefix="steps-") as folder:
+            self.work = Path(folder).resolve()
+            self.hooks = sandbox.make_hooks(self.work)
+            fresh = self._fresh(todo)
+            for chapter in chosen:
+                result = kept[chapter.number]
+                yield next(fresh) if result is None else result
+
+    def _lint(self, chapters: list[Chapter]) -> dict[int, list[Failure]]:
+        self.findings: dict[int, list[Failure]] = {
+            c.number: [] for c in chapters
+        }
+        for finding in lint.run(self.book):
+            number = self.book.chapter(finding.chapter).number
+            if number in self.findings:
+                where = f"{finding.path}:{finding.line}"
+                self.findings[number].append(Failure(where, finding.message))
+        return self.findings
+
+    def _fresh(self, chapters: list[Chapter]) -> Iterator[Result]:
+        if not chapters:
+            return
+        texts = {
+            source
+            for chapter in chapters
+            for name, source in sandbox.inputs(self.book, chapter).items()
+            if name.endswith(".py") and not name.startswith("tools/")
+        }
+        # OpenMP and BLAS read these when they are imported, before any fork.
+        os.environ.update(sandbox.quiet({}, self.threads, ""))
+        preload([path.read_text(encoding="utf-8") for path in sorted(texts)])
+        pool = Pool(self.workers)
+        rows = {row.chapter: row for row in show.overview(self.book)}
+        for result in pool.run([self._check(c, rows[c.id]) for c in chapters]):
+            number = int(result.chapter[2:])
+            dynamic = [
+                f for f in result.failures if f not in self.findings[number]
+            ]
+            kept = result.as_dict() | {"failures": [], "ok": not dynamic}
+            self.cache.store(result.chapter, self.hashes[number], kept)
+            yield result
+
+    def _check(self, chapter: Chapter, row: show.Row) -> Task:
+        result = Result(
+            chapter.id, chapter.slug, row.files, row.lines, row.added, row.removed,
+            full=self.options.full, model=self.options.model,
+        )  # fmt: skip
+        result.failures += self.findings[chapter.number]
+        build = sandbox.make_build(self.book, chapter, self.work / chapter.id)
+        model = self.options.model
+        args = ["--model", model] if model else []
+        script = build / "stages" / chapter.name / "main.py"
+        main = partial(probes.run_main, script, args)
+        tests = partial(probes.run_tests, build, chapter.tests, {}, False)
+        ran, tested = yield [
+            self.job(chapter, build, "main", main, MAIN_LIMIT),
+            self.job(chapter, build, "tests", tests, TESTS_LIMIT),
+        ]
+        self._judge_main(chapter, ran, result)
+        self._judge_tests(chapter, tested, result)
+        if self.options.full and result.ok:
+            full = Full(
+                self.book, chapter, build, tested, partial(self.job, chapter)
+            )
+            outcomes = yield full.jobs()
+            full.judge(outcomes, result)
+        return result
+
+    def job(
+        self,
+        chapter: Chapter,
+        build: Path,
+        name: str,
+        body: Callable[[], dict[str, Any]],
+        limit: float,
+    ) -> Job:
+        """A job in `build` with the chapter's environment."""
+        env = sandbox.environment(self.book, chapter, build, self.hooks)
+        env = sandbox.quiet(env, self.threads, self.options.model)
+        env[guard.LEAKS] = str(build.parent / f"{build.name}.{name}.leaks")
+        return Job(name, build, body, limit, env, self.threads)
+
+    def _judge_main(
+        self, chapter: Chapter, outcome: Outcome, result: Result
+    ) -> None:
+        where = f"stages/{chapter.name}/main.py"
+        if not self._came_back(where, outcome, MAIN_LIMIT, result):
+            return
+        assert outcome.value is not None
+        result.main_seconds = outcome.value["seconds"]
+        if record := outcome.value["failure"]:
+            result.failures.append(failure_from(self.book, chapter, record))
+        elif not self.options.model:
+            self._judge_output(chapter, outcome.stdout, result)
+
+    def _judge_output(
+        self, chapter: Chapter, printed: str, result: Result
+    ) -> None:
+        if self.options.bless:
+            chapter.output.write_text(printed, encoding="utf-8")
+            return
+        where = f"stages/{chapter.name}/output.txt"
+        if not chapter.output.is_file():
+            text = "missing; `check --bless` writes what main.py printed"
+            result.failures.append(Failure(where, text))
+            return
+        expected = chapter.output.read_text(encoding="utf-8")
+        if found := masks.first_difference(expected, printed):
+            line, want, got = found
+            text = f"expected {want}, main.py printed {got}"
+            result.failures.append(Failure(f"{where}:{line}", text))
+
+    def _judge_tests(
+        self, chapter: Chapter, outcome: Outcome, result: Result
+    ) -> None:
+        where = " ".join(chapter.tests) or f"stages/{chapter.name}/stage.toml"
+        if not self._came_back(where, outcome, TESTS_LIMIT, result):
+            return
+        assert outcome.value is not None
+        value = outcome.value
+        result.tests, result.parity = len(value["passed"]), value["parity"]
+        result.skips = value["skips"]
+        for record in value["failures"]:
+            result.failures.append(failure_from(self.book, chapter, record))
+        if not value["failures"] and not value["parity"] and not value["skips"]:
+            result.failures.append(Failure(where, "no test marked parity ran"))
+
+    @staticmethod
+    def _came_back(
+        where: str, outcome: Outcome, limit: float, result: Result
+    ) -> bool:
+        for leak in outcome.leaks:
+            text = f"leak: outside the build folder: {leak}"
+            result.failures.append(Failure(where, text))
+        if outcome.value is None:
+            why = f"no end after {limit:.0f} s" if outcome.timed_out else "died"
+            tail = outcome.stderr.strip().splitlines()[-1:] or [""]
+            result.failures.append(
+                Failure(where, f"{why}: {tail[0]}".rstrip(": "))
+            )
+        return outcome.value is not None
+
+
+def _red(result: Result | None) -> bool:
+    return result is not None and not result.ok
