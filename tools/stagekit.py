@@ -1,11 +1,18 @@
 """What every chapter's main.py shares: measured values, models, tokenizers."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from tools.models import model_path
 
-__all__ = ["load_tokenizer", "measured", "model_path"]
+__all__ = [
+    "encode_chat",
+    "load_tokenizer",
+    "measured",
+    "model_path",
+    "transformers_answer",
+]
 
 
 def measured(value: float, unit: str, digits: int = 1) -> str:
@@ -21,3 +28,47 @@ def load_tokenizer(path: str | Path) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(path)
+
+
+def encode_chat(tokenizer: Any, question: str) -> list[int]:
+    """Ids of `question` as a user's message, up to where the answer begins.
+
+    Without a chat template the bare text is encoded.
+    """
+    if not tokenizer.chat_template:
+        return list(tokenizer(question).input_ids)
+    message = [{"role": "user", "content": question}]
+    chat = tokenizer.apply_chat_template(
+        message, add_generation_prompt=True, tokenize=False
+    )
+    return list(tokenizer(chat, add_special_tokens=False).input_ids)
+
+
+def transformers_answer(
+    path: Path,
+    prompt: list[int],
+    max_tokens: int,
+    ends: Collection[int],
+    device: str = "cpu",
+    dtype: str = "float32",
+) -> list[int]:
+    """The greedy ids of transformers for the same prompt, computed on the spot.
+
+    An id of `ends` ends the answer and is its last one.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(device)
+    batch = torch.tensor([prompt], device=device)
+    answer = model.generate(
+        batch,
+        attention_mask=torch.ones_like(batch),
+        do_sample=False,
+        max_new_tokens=max_tokens,
+        eos_token_id=sorted(ends) or None,
+    )
+    ids: list[int] = answer[0, len(prompt) :].tolist()
+    return ids
