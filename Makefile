@@ -16,6 +16,9 @@ INSTALLED := $(VENV)/.installed-$(shell cd $(HOME_DIR) && \
 	cat pyproject.toml constraints.txt 2>/dev/null | cksum | cut -d' ' -f1)
 TREE := $(shell git rev-parse HEAD^{tree} 2>/dev/null)
 SMOLLM2 := $(MODELS)/smollm2-135m/config.json
+mkdocs = NO_MKDOCS_2_WARNING=1 BOOK_REPO_URL=$(BOOK_REPO_URL) \
+	BOOK_EDIT_URI=$(if $(BOOK_REPO_URL),edit/main/docs/$(1)/) \
+	$(PY) -m mkdocs build --quiet --strict
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test test-full book serve-book lint clean smollm2
@@ -65,9 +68,9 @@ test-full: setup ## The same, with mutants, long stress runs and all
 	@$(PY) tools/check.py --full $(ARGS)
 
 book: setup ## Build the book, English and Chinese, into site/
-	@$(PY) -m mkdocs build --quiet --strict -f mkdocs.yml
-	@$(PY) -m mkdocs build --quiet --strict -f mkdocs.zh.yml
-	@echo "book: open site/index.html"
+	@$(call mkdocs,en) -f mkdocs.yml
+	@$(call mkdocs,zh) -f mkdocs.zh.yml
+	@echo "book: built in site/; make serve-book shows it"
 
 serve-book: book ## Serve the built book on http://127.0.0.1:8000
 	@$(PY) -m http.server 8000 --bind 127.0.0.1 --directory site

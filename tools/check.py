@@ -134,6 +134,7 @@ def main(
 ) -> None:
     """Check style, types, stages, tags, the book and the tests."""
     os.chdir(ROOT)
+    os.environ.setdefault("NO_MKDOCS_2_WARNING", "1")  # it tells of the theme's end
     LOGS.mkdir(parents=True, exist_ok=True)
     chosen = choose(rows(ROOT, full), only or [], fast)
     console = Console()

@@ -16,8 +16,10 @@ sys.path.insert(0, str(ROOT))
 
 import typer  # noqa: E402
 
-from tools.models import RECIPES, ModelError, model_path  # noqa: E402
-from tools.steplib.book import Book, Chapter  # noqa: E402
+from tools.models import model_path  # noqa: E402
+from tools.steplib.book import Book, Chapter, ManifestError  # noqa: E402
+from tools.zoo.places import ModelError  # noqa: E402
+from tools.zoo.recipes import RECIPES  # noqa: E402
 
 QUESTION = "What is the capital of France?"
 MODEL = "smollm2-135m"
@@ -51,7 +53,7 @@ def usable(model: str) -> str:
         model_path(model)
     except ModelError as error:
         if model != MODEL:
-            raise typer.BadParameter(str(error)) from None
+            raise SystemExit(f"error: {error}") from None
         print(
             f"{MODEL} is not here ({error}); using {FALLBACK}, whose weights are random"
             f" and whose answer is noise. For real words: tools/models.py fetch {MODEL}"
@@ -65,9 +67,12 @@ def main(
     model: Annotated[str, typer.Option(help="Name, folder or hub id.")] = MODEL,
 ) -> None:
     """Answer a question, then say where to go on."""
-    chapter = newest(Book.load())
+    try:
+        chapter = newest(Book.load())
+    except ManifestError as error:
+        raise SystemExit(f"error: {error}") from None
     if chapter is None:
-        raise typer.BadParameter("no chapter here answers a prompt yet")
+        raise SystemExit("error: no chapter here has a main.py that takes --prompt")
     model = usable(model)
     script = chapter.main.relative_to(ROOT).as_posix()
     print(f"engine: {script}\nmodel: {model}\nquestion: {prompt}\n", flush=True)
