@@ -14,6 +14,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -21,25 +22,21 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from multiprocessing import process, util
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from _pytest.config import default_plugins
+
 from tools.steplib import guard
 
 _POLL = 0.005
 PRELOAD = {
-    "": [
-        "pytest",
-        "_pytest.unittest",
-        "runpy",
-        "difflib",
-        "concurrent.futures",
-    ],
+    "": ["asyncio", "difflib", "gzip", "hypothesis", "pdb", "runpy"],
     "numpy": ["numpy"],
     "torch": ["torch", "torch._subclasses.schema_check_mode"],
-    "hypothesis": ["hypothesis"],
     "typer": ["typer", "typer.testing"],
     "rich": ["rich.console", "rich.table", "rich.live"],
     "safetensors": ["safetensors.torch", "safetensors.numpy"],
@@ -62,10 +59,18 @@ def preload(texts: Sequence[str]) -> None:
         if word and not any(word in text for text in texts):
             continue
         for name in modules:
-            with suppress(ImportError):  # the chapter that needs it will say so
-                importlib.import_module(name)
+            _import(name)
+    for name in default_plugins:
+        _import(f"_pytest.{name}")
+    for entry in entry_points(group="pytest11"):
+        _import(entry.module)
     gc.collect()
     gc.freeze()
+
+
+def _import(name: str) -> None:
+    with suppress(ImportError):  # the chapter that needs it will say so
+        importlib.import_module(name)
 
 
 @dataclass(frozen=True)
@@ -235,6 +240,7 @@ def _fresh_process(job: Job) -> None:
     os.environ.clear()
     os.environ.update(job.env)
     os.chdir(job.build)
+    tempfile.tempdir = None  # the parent's; the job's own is in its environment
     targets = {
         0: Path(os.devnull),
         1: job.file("stdout"),

@@ -52,6 +52,7 @@ def run_tests(
     options = ["-p", "no:cacheprovider", "-p", "no:faulthandler", "--tb=short"]
     options += ["-c", str(build / "pyproject.toml"), f"--rootdir={build}"]
     options += ["--import-mode=importlib", f"--confcutdir={build}"]
+    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # preloaded
     code = pytest.main(
         [*options, *(["-x"] if first else []), *tests], [recorder]
     )

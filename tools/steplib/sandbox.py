@@ -85,9 +85,11 @@ def place(chapter: Chapter, path: str) -> str:
 
 
 def make_hooks(work: Path) -> Path:
-    """A folder whose ``sitecustomize.py`` guards every Python process started."""
+    """Make `work`'s ``tmp``, and the folder that is returned: the
+    ``sitecustomize.py`` in it guards every Python process started."""
     folder = work / HOOKS
     folder.mkdir(parents=True, exist_ok=True)
+    (work / "tmp").mkdir()
     shutil.copyfile(guard.__file__, folder / "sitecustomize.py")
     return folder
 
@@ -106,6 +108,7 @@ def environment(
     ):
         env.pop(name, None)
     env |= {
+        "TMPDIR": str(hooks.parent / "tmp"),  # goes with the rest
         "PYTHONPATH": os.pathsep.join([str(build), str(hooks)]),
         "MINISGL_CHAPTER": str(chapter.number),
         "MINISGL_MODELS": os.environ.get("MINISGL_MODELS")
