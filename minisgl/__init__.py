@@ -1,0 +1,1 @@
+"""A small LLM serving engine, written by hand."""

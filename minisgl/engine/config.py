@@ -1,0 +1,64 @@
+"""Everything an engine is told before it starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from transformers import PretrainedConfig
+
+from minisgl.distributed import DistributedInfo
+from minisgl.models import ModelConfig
+from minisgl.utils import cached_load_hf_config
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Settings of an engine.
+
+    model_path: a folder or a hub id.
+    tp_info: this rank, of how many.
+    dtype: what to run in; ``auto`` is what config.json states.
+    max_running_req: most requests in one batch.
+    attention_backend: a name the registry knows, or ``auto``.
+    page_size: tokens a page of the KV pool holds.
+    memory_ratio: share of the free device memory for weights and KV pool.
+    use_dummy_weight: random weights, to measure without a checkpoint.
+    max_seq_len_override: a shorter context than the model's own.
+    num_page_override: pages of the pool, instead of what memory allows.
+    device: ``auto``, ``cpu`` or ``cuda``.
+    """
+
+    model_path: str
+    tp_info: DistributedInfo
+    dtype: torch.dtype | str
+    max_running_req: int = 256
+    attention_backend: str = "auto"
+    page_size: int = 1
+    memory_ratio: float = 0.9
+    use_dummy_weight: bool = False
+    max_seq_len_override: int | None = None
+    num_page_override: int | None = None
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("max_running_req", "page_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1")
+        if not 0.0 < self.memory_ratio <= 1.0:
+            raise ValueError("memory_ratio must be in (0, 1]")
+
+    @cached_property
+    def hf_config(self) -> PretrainedConfig:
+        return cached_load_hf_config(self.model_path)
+
+    @cached_property
+    def model_config(self) -> ModelConfig:
+        return ModelConfig.from_hf(self.hf_config)
+
+    @property
+    def max_seq_len(self) -> int:
+        """Longest sequence, prompt and answer together, in tokens."""
+        longest = self.model_config.rotary_config.max_position
+        return min(longest, self.max_seq_len_override or longest)

@@ -1,0 +1,98 @@
+"""The facts about an architecture, whichever form its config.json has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PretrainedConfig
+
+
+@dataclass(frozen=True)
+class RotaryConfig:
+    """Arguments of `layers.get_rope`."""
+
+    head_dim: int
+    rotary_dim: int
+    max_position: int
+    base: float
+    scaling: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes and switches of a decoder-only model."""
+
+    num_layers: int
+    num_qo_heads: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_size: int
+    vocab_size: int
+    intermediate_size: int
+    rms_norm_eps: float
+    rotary_config: RotaryConfig
+    hidden_act: str
+    tie_word_embeddings: bool
+    model_type: str
+    architectures: list[str]
+
+    @classmethod
+    def from_hf(cls, config: PretrainedConfig) -> ModelConfig:
+        """Translate a transformers configuration.
+
+        Raises:
+            ValueError: something the model does that this engine does not.
+        """
+        heads = config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        return cls(
+            num_layers=config.num_hidden_layers,
+            num_qo_heads=heads,
+            num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+            head_dim=head_dim,
+            hidden_size=config.hidden_size,
+            vocab_size=config.vocab_size,
+            intermediate_size=config.intermediate_size,
+            rms_norm_eps=config.rms_norm_eps,
+            rotary_config=_rotary_config(config, head_dim),
+            hidden_act=config.hidden_act,
+            tie_word_embeddings=config.tie_word_embeddings,
+            model_type=config.model_type,
+            architectures=list(config.architectures or []),
+        )
+
+
+def _rotary_config(config: PretrainedConfig, head_dim: int) -> RotaryConfig:
+    scaling = _rope_parameters(config)
+    base = scaling.pop("rope_theta", None)
+    if base is None:
+        raise ValueError("config.json states no rope_theta")
+    partial = scaling.pop("partial_rotary_factor", 1.0)
+    # Layers share tables by these settings, so that they must be hashable.
+    hashable = {k: tuple(v) if isinstance(v, list) else v for k, v in scaling.items()}
+    return RotaryConfig(
+        head_dim=head_dim,
+        rotary_dim=int(head_dim * partial),
+        max_position=_context_length(config),
+        base=float(base),
+        scaling=hashable,
+    )
+
+
+def _rope_parameters(config: PretrainedConfig) -> dict[str, Any]:
+    """Transformers v5 keeps one dict; v4 a number and a dict or null."""
+    if parameters := getattr(config, "rope_parameters", None):
+        return dict(parameters)
+    scaling = dict(getattr(config, "rope_scaling", None) or {})
+    scaling.setdefault("rope_theta", getattr(config, "rope_theta", None))
+    return scaling
+
+
+def _context_length(config: PretrainedConfig) -> int:
+    """Longest sequence; within a sliding window, windowed attention is full."""
+    longest = int(config.max_position_embeddings)
+    if window := getattr(config, "sliding_window", None):
+        if getattr(config, "use_sliding_window", True):
+            return min(longest, int(window))
+    return longest
