@@ -15,6 +15,8 @@ PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed-$(shell cd $(HOME_DIR) && \
 	cat pyproject.toml constraints.txt 2>/dev/null | cksum | cut -d' ' -f1)
 TREE := $(shell git rev-parse HEAD^{tree} 2>/dev/null)
+MADE := $(MODELS)/.made-$(shell cat $(wildcard tools/zoo/*.py) /dev/null | \
+	cksum | cut -d' ' -f1)
 SMOLLM2 := $(MODELS)/smollm2-135m/config.json
 mkdocs = NO_MKDOCS_2_WARNING=1 BOOK_REPO_URL=$(BOOK_REPO_URL) \
 	BOOK_EDIT_URI=$(if $(BOOK_REPO_URL),edit/main/docs/$(1)/) \
@@ -27,7 +29,7 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' \
 		$(firstword $(MAKEFILE_LIST))
 
-setup: $(INSTALLED) $(MODELS)/.made smollm2 $(STAMPS)/tags-$(TREE) ## Make .venv, the models and the tags (no root needed)
+setup: $(INSTALLED) $(MADE) smollm2 $(STAMPS)/tags-$(TREE) ## Make .venv, the models and the tags (no root needed)
 
 $(INSTALLED):
 	@echo "setup: installing into $(VENV) (a few minutes the first time)"
@@ -36,21 +38,20 @@ $(INSTALLED):
 		-c constraints.txt -e '.[dev]'
 	@rm -f $(VENV)/.installed-* && touch $@
 
-$(MODELS)/.made: | $(INSTALLED)
+$(MADE): | $(INSTALLED)
 	@echo "setup: making the tiny checkpoints"
 	@mkdir -p $(MODELS)
 	@$(PY) tools/models.py make all
+	@rm -f $(MODELS)/.made-*
 	@touch $@
 
 # Fetched at most once an hour while it fails, so that work offline stays quick.
-smollm2: | $(INSTALLED) $(MODELS)/.made
+smollm2: | $(INSTALLED) $(MADE)
 	@test -e $(SMOLLM2) \
 		|| test -n "$$(find $(MODELS)/.smollm2-failed -mmin -60 2>/dev/null)" \
 		|| { echo "setup: fetching SmolLM2-135M-Instruct (once)"; \
 		     $(PY) tools/models.py fetch smollm2-135m; } \
-		|| { touch $(MODELS)/.smollm2-failed; \
-		     echo "setup: SmolLM2 could not be fetched; all else works." \
-		          "Retry: $(PY) tools/models.py fetch smollm2-135m"; }
+		|| touch $(MODELS)/.smollm2-failed
 
 # A tag's own tree (it holds stages/TAG.md) makes no tags.
 $(STAMPS)/tags-$(TREE): | $(INSTALLED)

@@ -18,7 +18,7 @@ import typer  # noqa: E402
 
 from tools.models import model_path  # noqa: E402
 from tools.steplib.book import Book, Chapter, ManifestError  # noqa: E402
-from tools.zoo.places import ModelError  # noqa: E402
+from tools.zoo.places import ModelError, models_dir  # noqa: E402
 from tools.zoo.recipes import RECIPES  # noqa: E402
 
 QUESTION = "What is the capital of France?"
@@ -48,17 +48,21 @@ def newest(book: Book) -> Chapter | None:
 
 
 def usable(model: str) -> str:
-    """`model` if it is here or can be had, else a tiny one, said in one line."""
+    """`model`, or a tiny one (said in one line) if the default one is not here.
+
+    Raises:
+        SystemExit: the model was asked for and cannot be had.
+    """
+    if model == MODEL and not (models_dir() / MODEL / "config.json").is_file():
+        print(
+            f"{MODEL} is not here; get it with `python tools/models.py fetch {MODEL}`."
+            f" Until then {FALLBACK} answers: its weights are random, its words noise."
+        )
+        return FALLBACK
     try:
         model_path(model)
     except ModelError as error:
-        if model != MODEL:
-            raise SystemExit(f"error: {error}") from None
-        print(
-            f"{MODEL} is not here ({error}); using {FALLBACK}, whose weights are random"
-            f" and whose answer is noise. For real words: tools/models.py fetch {MODEL}"
-        )
-        return FALLBACK
+        raise SystemExit(f"error: {error}") from None
     return model
 
 
@@ -72,7 +76,9 @@ def main(
     except ManifestError as error:
         raise SystemExit(f"error: {error}") from None
     if chapter is None:
-        raise SystemExit("error: no chapter here has a main.py that takes --prompt")
+        raise SystemExit(
+            "error: no chapter here has a main.py that takes --prompt"
+        )
     model = usable(model)
     script = chapter.main.relative_to(ROOT).as_posix()
     print(f"engine: {script}\nmodel: {model}\nquestion: {prompt}\n", flush=True)

@@ -4,7 +4,6 @@ import pytest
 
 from tools import run
 from tools.steplib.book import Book
-from tools.zoo.places import ModelError
 
 MANIFEST = 'title = { en = "A", zh = "A" }\npart = 0\n'
 
@@ -39,15 +38,16 @@ def test_no_main_takes_a_prompt(tmp_path):
     assert run.newest(plant(tmp_path, [SHOWS])) is None
 
 
-def test_missing_default_model_falls_back_in_one_line(monkeypatch, capsys):
-    def absent(name):
-        raise ModelError("no network")
-
-    monkeypatch.setattr(run, "model_path", absent)
+def test_missing_default_model_falls_back_in_one_line(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(run, "models_dir", lambda: tmp_path)
     assert run.usable("smollm2-135m") == "qwen3-tiny"
     printed = capsys.readouterr().out
     assert printed.count("\n") == 1
-    assert "no network" in printed and "models.py fetch smollm2-135m" in printed
+    assert "tools/models.py fetch smollm2-135m" in printed
+    assert run.usable("qwen3-tiny") == "qwen3-tiny"
+    assert capsys.readouterr().out == ""
 
 
 def test_a_model_that_was_asked_for_is_not_replaced():
