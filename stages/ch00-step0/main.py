@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 from time import perf_counter
+from typing import Literal
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[i]) for i in (2, 0)]
 
@@ -24,8 +25,8 @@ def main(
     model: str = "qwen3-tiny",
     prompt: str = "Why is decoding slow?",
     max_tokens: int = 32,
-    device: str = "cpu",
-    dtype: str = "float32",
+    device: Literal["cpu", "cuda"] = "cpu",
+    dtype: Literal["float32", "bfloat16"] = "float32",
     verify: bool = True,
 ) -> None:
     """Answer PROMPT greedily; --verify compares with transformers' answer."""
