@@ -117,7 +117,10 @@ def test_nothing_named_changes_nothing():
 def test_one_name_leaves_the_others_alone():
     before, after = SOURCE.split("\n"), stub_source(SOURCE, ["one"]).split("\n")
     assert after[:5] == before[:5]
-    assert after[5:7] == ["def one(a):", '    raise NotImplementedError("write one")']
+    assert after[5:7] == [
+        "def one(a):",
+        '    raise NotImplementedError("write one")',
+    ]
     assert after[7:] == before[6:]
 
 
@@ -126,7 +129,10 @@ def test_a_function_inside_a_stubbed_one_needs_no_stub_of_its_own():
         SOURCE, ["Box.late"]
     )
     inner = stub_source(SOURCE, ["Box.late.inner"])
-    assert 'def inner():\n                raise NotImplementedError("write Bo' in inner
+    assert (
+        'def inner():\n                raise NotImplementedError("write Bo'
+        in inner
+    )
 
 
 def test_overloads_keep_their_dots():
@@ -192,7 +198,9 @@ def test_parse_target():
 def test_target_file(tmp_path):
     (tmp_path / "engine.py").write_text("")
     tree = {"core.py": tmp_path / "engine.py"}
-    assert target_file("stage:engine.py", tmp_path, tree) == tmp_path / "engine.py"
+    assert (
+        target_file("stage:engine.py", tmp_path, tree) == tmp_path / "engine.py"
+    )
     assert target_file("core.py", tmp_path, tree) == tmp_path / "engine.py"
     for bad in ("stage:core.py", "engine.py"):
         with pytest.raises(ValueError, match=r"no such file"):

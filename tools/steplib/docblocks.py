@@ -18,7 +18,13 @@ _CODE = re.compile(
     r"(?: +lines (?P<first>\d+)-(?P<last>\d+))?"
 )
 _SYNTAX = "code: PATH[::SYMBOL][@chNN] [lines A-B]"
-_LANGUAGES = {"py": "python", "md": "markdown", "txt": "text", "cu": "cuda", "": "text"}
+_LANGUAGES = {
+    "py": "python",
+    "md": "markdown",
+    "txt": "text",
+    "cu": "cuda",
+    "": "text",
+}
 _ROOT_FOLDERS = ("stages/", "tests/", "tools/")
 _SPAN = {"en": "lines {}-{}", "zh": "第 {}-{} 行"}
 
@@ -99,15 +105,23 @@ def _code(book: Book, page: Page, argument: str) -> str:
         text = textwrap.dedent(extract_source(text, match["symbol"])[2])
         title += f" · {match['symbol']}"
     if match["first"]:
-        first, last, lines = int(match["first"]), int(match["last"]), text.splitlines()
+        first, last, lines = (
+            int(match["first"]),
+            int(match["last"]),
+            text.splitlines(),
+        )
         if not 1 <= first <= last <= len(lines):
-            raise ValueError(f"lines {first}-{last}: {title} has {len(lines)} lines")
+            raise ValueError(
+                f"lines {first}-{last}: {title} has {len(lines)} lines"
+            )
         text = textwrap.dedent("\n".join(lines[first - 1 : last]))
         title += " · " + _SPAN[page.language].format(first, last)
     if match["at"] and book.chapter(match["at"]).number != page.chapter:
         title += f" · {match['at']}"
     suffix = path.suffix.lstrip(".")
-    return fenced(text.strip("\n"), f'{_LANGUAGES.get(suffix, suffix)} title="{title}"')
+    return fenced(
+        text.strip("\n"), f'{_LANGUAGES.get(suffix, suffix)} title="{title}"'
+    )
 
 
 def _tree(book: Book, page: Page, argument: str) -> str:
@@ -120,9 +134,15 @@ def _tree(book: Book, page: Page, argument: str) -> str:
 
 def tree_lines(chapter: Chapter, tree: dict[str, Path]) -> list[str]:
     """The package as indented lines, new, changed and early files marked."""
-    marks = dict.fromkeys(chapter.add, "new") | dict.fromkeys(chapter.change, "changed")
-    marks |= {path: f"early, see {when}" for path, when in chapter.early.items()}
-    order = sorted(tree, key=lambda p: [(1, x) for x in p.split("/")[:-1]] + [(0, p)])
+    marks = dict.fromkeys(chapter.add, "new") | dict.fromkeys(
+        chapter.change, "changed"
+    )
+    marks |= {
+        path: f"early, see {when}" for path, when in chapter.early.items()
+    }
+    order = sorted(
+        tree, key=lambda p: [(1, x) for x in p.split("/")[:-1]] + [(0, p)]
+    )
     rows, folders = [(f"{PACKAGE}/", "")], list[str]()
     for path in order:
         *parents, name = path.split("/")
@@ -141,7 +161,9 @@ def _diff(book: Book, page: Page, argument: str) -> str:
         raise ValueError("ch00 has no chapter before it")
     before, path = _locate(book, book.chapter(chapter.number - 1), argument)
     after, _ = _locate(book, chapter, argument)
-    old, new = (p.read_text(encoding="utf-8").splitlines() for p in (before, after))
+    old, new = (
+        p.read_text(encoding="utf-8").splitlines() for p in (before, after)
+    )
     lines = list(difflib.unified_diff(old, new, lineterm="", n=3))[2:]
     if not lines:
         raise ValueError(f"{path}: {chapter.id} does not change it")
@@ -178,7 +200,9 @@ def _upstream(book: Book, page: Page, argument: str) -> str:
 
 def _table(book: Book, page: Page, argument: str) -> str:
     if page.chapter is not None:
-        raise ValueError("tables tell of all chapters and belong on a general page")
+        raise ValueError(
+            "tables tell of all chapters and belong on a general page"
+        )
     return doctables.table(book, page, argument)
 
 

@@ -61,7 +61,12 @@ def _chapters(book: Book, page: Page) -> Iterable[list[str]]:
     for chapter in book.chapters:
         swaps = [_code(chapter.swaps.get(key, "")) for key in ("old", "new")]
         lines = f"{engine_lines(book, chapter):,}"
-        yield [_link(page, chapter), chapter.title[page.language], *swaps, lines]
+        yield [
+            _link(page, chapter),
+            chapter.title[page.language],
+            *swaps,
+            lines,
+        ]
 
 
 def _code(text: str) -> str:
@@ -93,9 +98,15 @@ def _modules(book: Book, page: Page) -> Iterable[list[str]]:
             here = ", ".join(_link(page, chapter) for chapter in owners)
             yield [*row, f"`{PACKAGE}/{path}`", here]
         elif path in why["missing"]:
-            yield [*row, "", _reason(why["missing"][path], page.language, why["zh"])]
+            yield [
+                *row,
+                "",
+                _reason(why["missing"][path], page.language, why["zh"]),
+            ]
         else:
-            raise ValueError(f"{path}: neither here nor in tools/upstream_reasons.toml")
+            raise ValueError(
+                f"{path}: neither here nor in tools/upstream_reasons.toml"
+            )
 
 
 def _reason(text: str, language: str, zh: dict[str, str]) -> str:

@@ -76,11 +76,15 @@ class Page:
                 opened = (at, start)
             elif end := _CLOSE.fullmatch(line):
                 if opened is None:
-                    raise BlockError(f"{self.name}:{at + 1}: {end[0].strip()} unopened")
+                    raise BlockError(
+                        f"{self.name}:{at + 1}: {end[0].strip()} unopened"
+                    )
                 first, start = opened
                 if end[1] != start[2]:
                     raise self._unclosed(first, start)
-                found.append(Block(start[2], start[3] or "", start[1], first, at))
+                found.append(
+                    Block(start[2], start[3] or "", start[1], first, at)
+                )
                 opened = None
         if opened is not None:
             raise self._unclosed(*opened)
@@ -95,7 +99,9 @@ class Page:
 
 def read_pages(root: Path) -> list[Page]:
     """All pages of both languages, sorted by path."""
-    paths = [p for lang in LANGUAGES for p in (root / "docs" / lang).rglob("*.md")]
+    paths = [
+        p for lang in LANGUAGES for p in (root / "docs" / lang).rglob("*.md")
+    ]
     return [
         Page(p, p.relative_to(root).as_posix(), p.read_text(encoding="utf-8"))
         for p in sorted(paths)

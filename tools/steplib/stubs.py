@@ -26,8 +26,14 @@ def parse_target(target: str) -> tuple[str, str]:
         ValueError: the text has not that form.
     """
     path, mark, name = target.partition("::")
-    if not mark or not path or not all(p.isidentifier() for p in name.split(".")):
-        raise ValueError(f"{target!r}: a target reads path/file.py::Class.method")
+    if (
+        not mark
+        or not path
+        or not all(p.isidentifier() for p in name.split("."))
+    ):
+        raise ValueError(
+            f"{target!r}: a target reads path/file.py::Class.method"
+        )
     return path, name
 
 
@@ -130,7 +136,9 @@ def _binds(node: ast.stmt) -> set[str]:
         targets = [node.target]
     else:
         return set()
-    return {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+    return {
+        n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)
+    }
 
 
 def _is_overload(node: ast.stmt) -> bool:
@@ -151,7 +159,9 @@ class _Layout:
         self.starts = [0]
         for line in self.lines:
             self.starts.append(self.starts[-1] + len(line))
-        self._tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
+        self._tokens = list(
+            tokenize.generate_tokens(io.StringIO(text).readline)
+        )
 
     def after(self, node: _Function) -> int:
         """Offset just behind the colon that ends the header of `node`."""
@@ -207,7 +217,8 @@ def _comments_below(lines: list[str], end: int, indent: int) -> int:
         stripped = line.strip()
         at += 1
         if stripped and not (
-            stripped.startswith("#") and len(line) - len(line.lstrip()) >= indent
+            stripped.startswith("#")
+            and len(line) - len(line.lstrip()) >= indent
         ):
             break
         if stripped:

@@ -77,7 +77,9 @@ def url(symbol: Symbol) -> str:
     data = facts()
     base = f"https://github.com/{data['repository']}/blob/{data['commit']}"
     link = f"{base}/python/minisgl/{symbol.path}"
-    return link + (f"#L{symbol.lines[0]}-L{symbol.lines[1]}" if symbol.name else "")
+    return link + (
+        f"#L{symbol.lines[0]}-L{symbol.lines[1]}" if symbol.name else ""
+    )
 
 
 def reasons(path: Path = REASONS) -> dict[str, dict[str, str]]:
