@@ -141,6 +141,7 @@ def test_diff(root):
     assert lines[0] == '```diff title="minisgl/core.py · ch01 → ch02"'
     assert lines[1].startswith("@@ ") and lines[-1] == "```"
     assert "-from minisgl.cache import NaiveCache" in lines
+    assert "" in lines and " " not in lines
     assert "+from minisgl.radix import RadixCache" in lines
 
 

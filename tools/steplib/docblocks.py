@@ -89,10 +89,11 @@ def _locate(book: Book, chapter: Chapter, path: str) -> tuple[Path, str]:
 
 
 def fenced(text: str, info: str) -> str:
-    """`text` in a code fence longer than any inside it."""
+    """`text` in a code fence longer than any inside, without spaces at line ends."""
     ticks = max((len(m) for m in re.findall(r"`{3,}", text)), default=2) + 1
     fence = "`" * max(3, ticks)
-    return f"{fence}{info}\n{text.rstrip()}\n{fence}"
+    lines = "\n".join(line.rstrip() for line in text.rstrip().split("\n"))
+    return f"{fence}{info}\n{lines}\n{fence}"
 
 
 def _code(book: Book, page: Page, argument: str) -> str:
