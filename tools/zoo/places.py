@@ -21,13 +21,19 @@ def main_checkout() -> Path:
     command = ["git", "-C", str(root), "rev-parse", "--path-format=absolute"]
     try:
         done = subprocess.run(
-            [*command, "--git-common-dir"], capture_output=True, text=True, check=True
+            [*command, "--git-common-dir"],
+            capture_output=True,
+            text=True,
+            check=True,
         )
     except (OSError, subprocess.CalledProcessError):
         return root
     common = Path(done.stdout.strip())
     # A build folder may lie inside some unrelated repository: look before trusting it.
-    ours = common.name == ".git" and (common.parent / "tools" / "models.py").is_file()
+    ours = (
+        common.name == ".git"
+        and (common.parent / "tools" / "models.py").is_file()
+    )
     return common.parent if ours else root
 
 

@@ -40,7 +40,10 @@ class Recipe:
         """Content of config.json."""
         ends = self.style.ends
         bos = self.style.bos and self.style.id_of(self.style.bos)
-        tokens = {"bos_token_id": bos, "eos_token_id": self.style.id_of(ends[0])}
+        tokens = {
+            "bos_token_id": bos,
+            "eos_token_id": self.style.id_of(ends[0]),
+        }
         return {**COMMON, **tokens, **self.config}
 
     def generation_json(self) -> dict[str, Any]:

@@ -64,7 +64,15 @@ def download_wheel(wheel: Path) -> None:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     # stdin closed: a proxy that wants a password must fail, not wait.
     done = subprocess.run(
-        [*pip, "download", "--no-deps", "--quiet", "-d", str(wheel.parent), wanted],
+        [
+            *pip,
+            "download",
+            "--no-deps",
+            "--quiet",
+            "-d",
+            str(wheel.parent),
+            wanted,
+        ],
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,

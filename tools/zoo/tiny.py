@@ -72,7 +72,9 @@ def write_tiny(recipe: Recipe, folder: Path) -> None:
     write_json(folder / "config.json", config)
     write_json(folder / "generation_config.json", recipe.generation_json())
     write_json(folder / "tokenizer.json", tokenizer_json(recipe.style))
-    write_json(folder / "tokenizer_config.json", tokenizer_config(recipe.style, length))
+    write_json(
+        folder / "tokenizer_config.json", tokenizer_config(recipe.style, length)
+    )
     _write_weights(make_weights(config, recipe.seed), recipe.shards, folder)
 
 
@@ -82,7 +84,9 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(text, encoding="utf-8", newline="\n")
 
 
-def _write_weights(weights: dict[str, Array], shards: int, folder: Path) -> None:
+def _write_weights(
+    weights: dict[str, Array], shards: int, folder: Path
+) -> None:
     if shards == 1:
         _save(weights, folder / "model.safetensors")
         return

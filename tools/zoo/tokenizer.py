@@ -45,7 +45,9 @@ def learn_merges(count: int) -> tuple[tuple[str, str], ...]:
     """The `count` most frequent pair merges of TEXT; ties go to the smaller pair."""
     letters = byte_letters()
     pieces = re.findall(r" ?\w+| ?[^\w\s]+|\s+", TEXT)
-    words = Counter(tuple(letters[b] for b in piece.encode()) for piece in pieces)
+    words = Counter(
+        tuple(letters[b] for b in piece.encode()) for piece in pieces
+    )
     merges: list[tuple[str, str]] = []
     for _ in range(count):
         pairs: Counter[tuple[str, str]] = Counter()
@@ -129,7 +131,11 @@ def _starts_with(style: Style) -> dict[str, Any]:
     bos = {"SpecialToken": {"id": style.bos, "type_id": 0}}
     first = {"Sequence": {"id": "A", "type_id": 0}}
     second = {"Sequence": {"id": "B", "type_id": 1}}
-    token = {"id": style.bos, "ids": [style.id_of(style.bos)], "tokens": [style.bos]}
+    token = {
+        "id": style.bos,
+        "ids": [style.id_of(style.bos)],
+        "tokens": [style.bos],
+    }
     return {
         "type": "TemplateProcessing",
         "single": [bos, first],

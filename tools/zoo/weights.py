@@ -20,11 +20,14 @@ EMBEDDING_STD = 0.5
 
 def make_weights(config: dict[str, Any], seed: int) -> dict[str, Array]:
     """All tensors of a checkpoint, float32, in the order of its layers."""
-    linear = 2.0 if config["model_type"] != "qwen3_5_text" else 1.0
-    return {name: _draw(name, shape, seed, linear) for name, shape in _shapes(config)}
+    qwen3_5 = config["model_type"] == "qwen3_5_text"
+    return {
+        name: _draw(name, shape, seed, qwen3_5)
+        for name, shape in _shapes(config)
+    }
 
 
-def _draw(name: str, shape: Shape, seed: int, linear: float) -> Array:
+def _draw(name: str, shape: Shape, seed: int, qwen3_5: bool) -> Array:
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
     # float64 first: numpy draws float32 with other, less portable, arithmetic.
     noise = rng.standard_normal(shape)
@@ -38,15 +41,20 @@ def _draw(name: str, shape: Shape, seed: int, linear: float) -> Array:
     elif kind == "norm" and "linear_attn" in name:
         values = 1.0 + 0.25 * noise
     elif kind.endswith("norm"):
-        # Qwen3.5 stores the distance of its norm weights from one.
-        values = (1.0 if linear == 2.0 else 0.0) + 0.25 * noise
+        values = 1.0 + 0.25 * noise
+        if qwen3_5:
+            # It stores the distance of its norm weights from one. Only a quarter of
+            # its head turns with the position: sharper attention lets that show.
+            values = (0.5 if kind in ("q_norm", "k_norm") else 0.25) * noise
     elif kind in ("embed_tokens", "lm_head"):
         values = EMBEDDING_STD * noise
     else:
         into_residual = kind in ("o_proj", "down_proj", "out_proj")
-        gain = (4.0 if linear == 2.0 else 2.0) if into_residual else 1.0
+        gain = 2.0 if not qwen3_5 else 1.0
+        if into_residual:
+            gain *= 2.0 if qwen3_5 and kind != "o_proj" else 4.0
         fan_in = int(np.prod(shape[1:]))
-        values = gain * linear / np.sqrt(fan_in) * noise
+        values = gain / np.sqrt(fan_in) * noise
     return values.astype(np.float32)
 
 
@@ -56,7 +64,9 @@ def _shapes(config: dict[str, Any]) -> Iterator[tuple[str, Shape]]:
     kinds = config.get("layer_types") or ["full"] * config["num_hidden_layers"]
     for layer, kind in enumerate(kinds):
         prefix = f"model.layers.{layer}."
-        attention = _linear_attention if kind == "linear_attention" else _attention
+        attention = (
+            _linear_attention if kind == "linear_attention" else _attention
+        )
         yield prefix + "input_layernorm.weight", (hidden,)
         for name, shape in (*attention(config), *_mlp(config)):
             yield prefix + name, shape
@@ -84,14 +94,20 @@ def _attention(config: dict[str, Any]) -> Iterator[tuple[str, Shape]]:
 
 
 def _linear_attention(config: dict[str, Any]) -> Iterator[tuple[str, Shape]]:
-    hidden, value_heads = config["hidden_size"], config["linear_num_value_heads"]
+    hidden, value_heads = (
+        config["hidden_size"],
+        config["linear_num_value_heads"],
+    )
     value_dim = config["linear_value_head_dim"]
     values = value_heads * value_dim
     keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
     channels = 2 * keys + values
     yield "linear_attn.A_log", (value_heads,)
     yield "linear_attn.dt_bias", (value_heads,)
-    yield "linear_attn.conv1d.weight", (channels, 1, config["linear_conv_kernel_dim"])
+    yield (
+        "linear_attn.conv1d.weight",
+        (channels, 1, config["linear_conv_kernel_dim"]),
+    )
     yield "linear_attn.in_proj_qkv.weight", (channels, hidden)
     yield "linear_attn.in_proj_z.weight", (values, hidden)
     yield "linear_attn.in_proj_b.weight", (value_heads, hidden)
