@@ -43,7 +43,8 @@ def test_counts_are_summed_over_processes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["import nowhere", "import os\ndef test_1(): os._exit(3)", "def test_(:"]
+    "text",
+    ["import nowhere", "import os\ndef test_1(): os._exit(3)", "def test_(:"],
 )
 def test_a_process_that_breaks_is_red(tmp_path, text):
     plant(tmp_path, good="def test_0(): ...", bad=text)
@@ -76,28 +77,44 @@ def test_links_are_checked_outside_code(tmp_path):
 def test_a_failing_command_fails_its_row(tmp_path, monkeypatch):
     monkeypatch.setattr(check, "LOGS", tmp_path)
     python = sys.executable
-    row = Row("x", ((python, "-c", "print('one'); exit(3)"), (python, "-c", "1/0")))
+    row = Row(
+        "x", ((python, "-c", "print('one'); exit(3)"), (python, "-c", "1/0"))
+    )
     result = check.run_row(row, full=False)
     assert result.state == "FAILED"
     text = result.log.read_text()
     assert "one" in text and "status 3" in text and "1/0" not in text
-    good = check.run_row(Row("y", ((python, "-c", "print('fine')"),)), full=False)
+    good = check.run_row(
+        Row("y", ((python, "-c", "print('fine')"),)), full=False
+    )
     assert (good.state, good.note) == ("ok", "fine")
-    assert check.run_row(Row("z", skip="no compiler"), full=False).state == "skip"
+    assert (
+        check.run_row(Row("z", skip="no compiler"), full=False).state == "skip"
+    )
 
 
 def test_rows_are_chosen_by_name():
     every = rows.rows(ROOT)
     assert every[-1].name == "pytest"
-    names = [row.name for row in check.choose(every, ["ruff", "docs"], fast=False)]
+    names = [
+        row.name for row in check.choose(every, ["ruff", "docs"], fast=False)
+    ]
     assert names == ["ruff", "docs"]
-    assert "stages" not in [row.name for row in check.choose(every, [], fast=True)]
+    assert "stages" not in [
+        row.name for row in check.choose(every, [], fast=True)
+    ]
     with pytest.raises(typer.BadParameter, match="no row 'rough'; known: ruff"):
         check.choose(every, ["rough"], fast=False)
 
 
-def test_command_prints_rows_and_ends_with_its_status():
+def test_command_prints_one_line_a_row_and_tells_its_status():
     command = [sys.executable, "tools/check.py", "--only", "links"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith("links   ok")
+    name, state, *_ = done.stdout.split()
+    assert name == "links"
+    assert state == ("FAILED" if done.returncode else "ok"), done.stdout
+    wrong = subprocess.run(
+        [*command, "--only", "rough"], cwd=ROOT, capture_output=True
+    )
+    assert wrong.returncode == 2
+    assert b"no row 'rough'" in wrong.stderr
