@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tools.steplib import doctables, upstream
 from tools.steplib.book import PACKAGE, Book, Chapter
-from tools.steplib.pages import Block, BlockError, Page, is_tag_tree
+from tools.steplib.pages import Block, BlockError, Page
 from tools.steplib.stubs import STAGE, extract_source
 
 _CODE = re.compile(
@@ -32,14 +32,11 @@ _SPAN = {"en": "lines {}-{}", "zh": "第 {}-{} 行"}
 def refresh(book: Book, page: Page) -> tuple[str, list[int]]:
     """The page with its blocks written anew, and the lines of those that changed.
 
-    In a tag's tree general pages stay as they are: they speak of all chapters.
-
     Raises:
         BlockError: a block is unclosed or names something that is not there.
     """
     lines, stale = page.text.split("\n"), []
-    partial = page.chapter is None and is_tag_tree(book.root)
-    for block in reversed([] if partial else page.blocks()):
+    for block in reversed(page.blocks()):
         try:
             body = _RENDER[block.kind](book, page, block.argument)
         except (ValueError, OSError, SyntaxError) as error:
