@@ -9,7 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _MODULE = re.compile(r"\.{0,3}[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+_INIT = "__init__.py"
+_SCOPES = (
+    ast.Lambda,
+    ast.ListComp,
+    ast.SetComp,
+    ast.DictComp,
+    ast.GeneratorExp,
+)
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,9 @@ class Sources:
         """The facts of `path`; those of an empty file if it is not Python."""
         if path not in self._facts:
             is_python = path.suffix == ".py"
-            self._facts[path] = read_facts(self.text(path)) if is_python else Facts()
+            self._facts[path] = (
+                read_facts(self.text(path)) if is_python else Facts()
+            )
         return self._facts[path]
 
 
@@ -88,7 +97,10 @@ def _dynamic(node: ast.Call) -> list[Import]:
     """``import_module("a.b")`` with a literal is an import like any other."""
     called = node.func.attr if isinstance(node.func, ast.Attribute) else ""
     called = node.func.id if isinstance(node.func, ast.Name) else called
-    if called not in {"import_module", "__import__", "importorskip"} or not node.args:
+    if (
+        called not in {"import_module", "__import__", "importorskip"}
+        or not node.args
+    ):
         return []
     first = node.args[0]
     if not isinstance(first, ast.Constant) or not isinstance(first.value, str):
@@ -101,10 +113,14 @@ def _dynamic(node: ast.Call) -> list[Import]:
 def _bound(body: list[ast.stmt]) -> Iterator[str]:
     """Names that the statements of a module bind, nested blocks included."""
     for node in body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        if isinstance(
+            node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+        ):
             yield node.name
         elif isinstance(node, ast.Import):
-            yield from (a.asname or a.name.partition(".")[0] for a in node.names)
+            yield from (
+                a.asname or a.name.partition(".")[0] for a in node.names
+            )
         elif isinstance(node, ast.ImportFrom):
             yield from (a.asname or a.name for a in node.names)
         elif not (isinstance(node, ast.AnnAssign) and node.value is None):
@@ -127,7 +143,9 @@ class Modules:
     A dotted name is always absolute and starts with `package`.
     """
 
-    def __init__(self, package: str, tree: dict[str, Path], sources: Sources) -> None:
+    def __init__(
+        self, package: str, tree: dict[str, Path], sources: Sources
+    ) -> None:
         self.package = package
         self.tree = tree
         self._sources = sources
@@ -138,7 +156,9 @@ class Modules:
         """Package path of a module; ``folder/`` for one without __init__.py."""
         inner = module.split(".")[1:]
         stem = "/".join(inner)
-        for path in ([f"{stem}.py"] if stem else []) + ["/".join([*inner, _INIT])]:
+        for path in ([f"{stem}.py"] if stem else []) + [
+            "/".join([*inner, _INIT])
+        ]:
             if path in self.tree:
                 return path
         if stem in self._folders or not stem:
@@ -190,10 +210,10 @@ class Modules:
             return
         parts = module.split(".")
         dotted = [".".join(parts[:i]) for i in range(1, len(parts) + 1)]
-        for name in [*dotted, *(f"{module}.{n}" for n in item.names if n != "*")]:
+        for name in [
+            *dotted,
+            *(f"{module}.{n}" for n in item.names if n != "*"),
+        ]:
             found = self.find(name)
             if found is not None and not found.endswith("/"):
                 yield found
-
-
-_INIT = "__init__.py"

@@ -31,16 +31,27 @@ class Lint:
     sources: Sources = field(default_factory=Sources)
     findings: list[Finding] = field(default_factory=list)
 
-    def report(self, path: Path, line: int, chapter: Chapter, message: str) -> None:
+    def report(
+        self, path: Path, line: int, chapter: Chapter, message: str
+    ) -> None:
         """Add a finding at ``path:line``."""
         name = path.relative_to(self.book.root).as_posix()
         self.findings.append(Finding(name, line, chapter.id, message))
 
-    def report_key(self, chapter: Chapter, value: str, message: str) -> None:
-        """Add a finding at the line of the manifest that names `value`."""
+    def report_key(
+        self, chapter: Chapter, value: str, message: str, key: str = ""
+    ) -> None:
+        """Add a finding at the manifest's line that names `value` (under `key`)."""
         path = chapter.dir / "stage.toml"
         lines = self.sources.text(path).split("\n")
-        hits = (i for i, line in enumerate(lines, 1) if f'"{value}"' in line)
+        starts = (
+            i for i, line in enumerate(lines) if key and line.startswith(key)
+        )
+        start = next(starts, 0)
+        quoted = f'"{value}"'
+        hits = (
+            i for i, text in enumerate(lines, 1) if i > start and quoted in text
+        )
         self.report(path, next(hits, 1), chapter, message)
 
     @cached_property

@@ -90,31 +90,35 @@ def _stubs(lint: Lint, chapter: Chapter) -> None:
         try:
             path, name = parse_target(target)
             source = target_file(path, chapter.dir, tree)
-            stub_source(lint.sources.text(source), [name])
-        except SyntaxError:
-            continue  # reported where the file does not parse
+            if (
+                lint.sources.facts(source).error is None
+            ):  # else reported already
+                stub_source(lint.sources.text(source), [name])
         except ValueError as error:
-            lint.report_key(chapter, target, f"stub {target}: {error}")
+            lint.report_key(chapter, target, f"stub {target}: {error}", "stubs")
             continue
         if path in tree and path not in chapter.touched:
-            message = f"stub {target}: {chapter.id} neither adds nor changes the file"
-            lint.report_key(chapter, target, message)
+            message = (
+                f"stub {target}: {chapter.id} neither adds nor changes the file"
+            )
+            lint.report_key(chapter, target, message, "stubs")
 
 
 def _symbols(lint: Lint, chapter: Chapter) -> None:
     """Upstream symbols exist here under their name, and so do both swap sides."""
     n = chapter.number
     for target in chapter.symbols:
-        _symbol(lint, chapter, target, [n], "upstream symbol")
+        _symbol(lint, chapter, target, [n], "symbols")
     for side, at in (("old", [n - 1, n]), ("new", [n])):
         target = chapter.swaps.get(side, "")
         if "::" in target:
-            _symbol(lint, chapter, target, at, f"swaps.{side}")
+            _symbol(lint, chapter, target, at, "swaps")
 
 
 def _symbol(
-    lint: Lint, chapter: Chapter, target: str, at: list[int], what: str
+    lint: Lint, chapter: Chapter, target: str, at: list[int], key: str
 ) -> None:
+    """`target` must exist at one of the chapters `at`; `key` is who names it."""
     problem = ""
     for n in at:
         if n < 0:
@@ -122,13 +126,12 @@ def _symbol(
         try:
             path, name = parse_target(target)
             source = target_file(path, chapter.dir, lint.modules[n].tree)
-            extract_source(lint.sources.text(source), name)
-            return
-        except SyntaxError:
+            if lint.sources.facts(source).error is None:
+                extract_source(lint.sources.text(source), name)
             return
         except ValueError as error:
             problem = str(error)
-    lint.report_key(chapter, target, f"{what} {target}: {problem}")
+    lint.report_key(chapter, target, f"{key} {target}: {problem}", key)
 
 
 def _presence(lint: Lint, chapter: Chapter) -> None:
