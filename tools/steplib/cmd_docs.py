@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from tools.steplib.book import Book, ManifestError
+from tools.steplib.book import ROOT, Book, ManifestError
 from tools.steplib.docblocks import refresh
-from tools.steplib.pages import BlockError, read_pages
+from tools.steplib.pages import BlockError, is_tag_tree, read_pages
 
 
 def update(root: Path, check: bool) -> tuple[list[str], list[str]]:
@@ -38,11 +38,15 @@ def docs(
     check: Annotated[
         bool, typer.Option("--check", help="Prove that the blocks are current.")
     ] = False,
-    root: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Write the code, tree, diff, output, upstream and table blocks of the pages."""
+    """Write the code, tree, diff, output, upstream and table blocks."""
+    if is_tag_tree(
+        ROOT
+    ):  # stubs would get into the text, later chapters drop out
+        typer.echo("docs: a tag's pages stay as the main branch has them")
+        return
     try:
-        stale, errors = update(root or Book.load().root, check)
+        stale, errors = update(ROOT, check)
     except ManifestError as error:
         stale, errors = [], [str(error)]
     for line in errors:
