@@ -288,6 +288,7 @@ def test_every_reason_is_about_a_module_or_symbol_of_upstream():
         ("diff: radix.py", "diff: minisgl/radix.py: no such file in ch01"),
         ("diff: cache.py", "diff: minisgl/cache.py: ch02 does not change it"),
         ("output: ch09", "output: no chapter 'ch09'"),
+        ("output: docs/no.txt", "output: docs/no.txt: No such file or directory"),
         ("output: pyproject.toml", "output: pyproject.toml: its first line must be"),
         ("upstream: nope.py", "upstream: nope.py: upstream has no such module"),
         ("upstream: core.py::Nope", "upstream: core.py::Nope: upstream has no such"),

@@ -40,8 +40,14 @@ def refresh(book: Book, page: Page) -> tuple[str, list[int]]:
         try:
             body = _RENDER[block.kind](book, page, block.argument)
         except (ValueError, OSError, SyntaxError) as error:
-            where = f"{page.name}:{block.start + 1}"
-            raise BlockError(f"{where}: {block.kind}: {error}") from None
+            where = f"{page.name}:{block.start + 1}: {block.kind}"
+            why = str(error)
+            if isinstance(error, OSError) and error.filename:
+                name = Path(error.filename)
+                if name.is_relative_to(book.root):
+                    name = name.relative_to(book.root)
+                why = f"{name.as_posix()}: {error.strerror}"
+            raise BlockError(f"{where}: {why}") from None
         new = _framed(block, body)
         if lines[block.start + 1 : block.end] != new:
             stale.append(block.start + 1)
