@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != ROOT / "tools"]
+sys.path[:] = [
+    p for p in sys.path if Path(p or ".").resolve() != ROOT / "tools"
+]
 sys.path.insert(0, str(ROOT))
 
 from tools.steplib import venv  # noqa: E402
@@ -25,7 +27,9 @@ def main() -> None:
     from tools.steplib.book import ManifestError
 
     app = typer.Typer(
-        no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
     )
 
     @app.callback()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.linting import FROZEN, TWO, expect, found
+from tests.tools.linting import FROZEN, ONE, TWO, expect, found
 from tests.tools.planted import CACHE, append, edit, write, write_book
 
 
@@ -44,8 +44,11 @@ def test_named_file_that_does_not_exist(root):
 
 def test_frozen_copy_missing(root):
     (root / FROZEN).unlink()
-    assert any(
-        f"ch01: frozen copy {FROZEN} is missing" in line for line in found(root)
+    expect(
+        root,
+        rf"^{ONE}:5: ch01: frozen copy {FROZEN} is missing$",
+        r"stub core.py::Req.answer: core.py: no such file",
+        r"symbols core.py::Req: core.py: no such file",
     )
 
 

@@ -50,7 +50,7 @@ def test_import_of_a_name_that_a_later_version_dropped(root):
     append(root, "minisgl/cache.py", "\nfrom minisgl.core import OLD\n")
     expect(
         root,
-        r"cache.py:16: ch01: minisgl.core has no OLD at ch02 \(comes in ch01\)$",
+        r"cache.py:16: ch02: minisgl.core has no OLD at ch02 \(comes in ch01\)$",
     )
 
 

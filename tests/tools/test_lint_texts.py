@@ -147,3 +147,14 @@ def test_facts_of_a_file():
     )
     assert facts.names == {"c", "d", "z", "g", "h", "k", "m", "q", "t"}
     assert [i.module for i in facts.imports] == ["a.b", "d.e", "x"]
+
+
+def test_symbol_may_be_a_re_export(root):
+    append(root, "minisgl/core.py", "\nfrom .limits import Limits\n")
+    write(root, "minisgl/limits.py", "class Limits:\n    low = 1\n")
+    edit(root, TWO, '["radix.py"]', '["radix.py", "limits.py"]')
+    old = '["radix.py::RadixCache.match"]'
+    edit(root, TWO, old, '["core.py::Limits.low"]')
+    assert found(root) == []
+    edit(root, TWO, "Limits.low", "Limits.high")
+    expect(root, r"symbols core.py::Limits.high: .*not defined there$")

@@ -13,7 +13,9 @@ from tools.steplib.book import Book, ManifestError
 
 
 def lint(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON.")
+    ] = False,
 ) -> None:
     """Check the static rules of the book; one line a finding, exit 1 if any."""
     try:

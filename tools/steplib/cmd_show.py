@@ -11,12 +11,15 @@ from tools.steplib import report, show
 from tools.steplib.book import Book
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Which = Annotated[str, typer.Argument(help="A chapter: 9, ch09 or its folder name.")]
+Which = Annotated[
+    str, typer.Argument(help="A chapter: 9, ch09 or its folder name.")
+]
 
 
 def list_chapters(
     churn: Annotated[
-        bool, typer.Option("--churn", help="Versions of each file and the budget.")
+        bool,
+        typer.Option("--churn", help="Versions of each file and the budget."),
     ] = False,
     zh: Annotated[bool, typer.Option("--zh", help="Chinese titles.")] = False,
     as_json: Json = False,
@@ -31,7 +34,17 @@ def list_chapters(
         report.show_json([asdict(row) for row in rows])
         return
     report.show_table(
-        ["ch", "title", "part#", "files#", "lines#", "+#", "-#", "swaps", "last check"],
+        [
+            "ch",
+            "title",
+            "part#",
+            "files#",
+            "lines#",
+            "+#",
+            "-#",
+            "swaps",
+            "last check",
+        ],
         [
             (
                 r.chapter,
@@ -95,7 +108,9 @@ def diff(
 
 
 def owns(
-    file: Annotated[str, typer.Argument(help="A package file: kvcache/base.py.")],
+    file: Annotated[
+        str, typer.Argument(help="A package file: kvcache/base.py.")
+    ],
     as_json: Json = False,
 ) -> None:
     """Show which chapters hold which version of a package file."""
@@ -106,7 +121,10 @@ def owns(
         return
     report.show_table(
         ["chapter", "verb", "in force", "lines#", "text"],
-        [(v.chapter, v.verb, f"{v.first}..{v.last}", v.lines, v.source) for v in found],
+        [
+            (v.chapter, v.verb, f"{v.first}..{v.last}", v.lines, v.source)
+            for v in found
+        ],
     )
 
 

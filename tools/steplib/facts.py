@@ -58,7 +58,12 @@ class Sources:
         return self._texts[path]
 
     def facts(self, path: Path) -> Facts:
-        """The facts of `path`; those of an empty file if it is not Python."""
+        """The facts of `path`; those of an empty file if it is not Python.
+
+        A missing file is a finding of its own: it counts as defining anything.
+        """
+        if path not in self._facts and not path.is_file():
+            self._facts[path] = Facts(names={"__getattr__"})
         if path not in self._facts:
             is_python = path.suffix == ".py"
             self._facts[path] = (
@@ -182,6 +187,16 @@ class Modules:
         stars = (i for i in facts.imports if "*" in i.names)
         targets = (self.absolute(i, path) for i in stars)
         return any(t and self._binds(t, name, seen) for t in targets)
+
+    def source_of(self, path: str, name: str) -> str:
+        """Package path of the file that `path` imports `name` from, or `path`."""
+        for item in self._sources.facts(self.tree[path]).imports:
+            module = self.absolute(item, path) if name in item.names else None
+            if module is not None and self.inside(module):
+                found = self.find(module)
+                if found is not None and not found.endswith("/"):
+                    return found
+        return path
 
     def absolute(self, item: Import, path: str | None) -> str | None:
         """The absolute module of an import in package file `path`.

@@ -33,8 +33,12 @@ def _manifests(lint: Lint) -> None:
                 )
         for path in chapter.change:
             if path not in present:
-                lint.report_key(chapter, path, f"changes {path}, which is not there")
-        present |= {path: chapter for path in chapter.touched if path not in present}
+                lint.report_key(
+                    chapter, path, f"changes {path}, which is not there"
+                )
+        present |= {
+            path: chapter for path in chapter.touched if path not in present
+        }
         for path, when in chapter.early.items():
             if not when.startswith("ch") or when <= chapter.id:
                 message = f'early {path}: name a later chapter like "ch15", not {when}'
@@ -78,10 +82,9 @@ def _frozen(lint: Lint) -> None:
             wanted.add(copy)
             newer = book.source(name, new)
             if not copy.is_file():
-                command = f"steps.py freeze {name} --for {new}"
-                message = f"frozen copy {copy.relative_to(book.root)} is missing"
+                where = copy.relative_to(book.root)
                 lint.report_key(
-                    chapter, name, f"{message} (before the edit: {command})"
+                    chapter, name, f"frozen copy {where} is missing"
                 )
             elif newer and lint.sources.text(copy) == lint.sources.text(newer):
                 message = f"the same text as its successor in {successor.id}"
@@ -107,7 +110,9 @@ def _budgets(lint: Lint) -> None:
     for name in book.paths:
         owners = list(dict.fromkeys(c.number for c in book.owners(name)))
         if len(owners) > MAX_VERSIONS:
-            message = f"{len(owners)} versions of {name}, at most {MAX_VERSIONS}"
+            message = (
+                f"{len(owners)} versions of {name}, at most {MAX_VERSIONS}"
+            )
             lint.report_key(book.chapters[owners[-1]], name, message)
         sources = [book.source(name, n) for n in owners]
         *older, last = (count_lines(lint.sources.text(s)) for s in sources if s)

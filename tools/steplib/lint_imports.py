@@ -29,9 +29,10 @@ _OURS = {PACKAGE, "tests", "tools", "stages", "__future__"}
 def check(lint: Lint) -> None:
     """Apply the rules of this module."""
     allowed: set[str] = set()
+    seen: set[tuple[Path, int, str]] = set()
     for chapter in lint.book.chapters:
         allowed |= {distribution(dep) for dep in chapter.deps}
-        _resolve(lint, chapter)
+        _resolve(lint, chapter, seen)
         _third_party(lint, chapter, allowed)
         _reach(lint, chapter)
 
@@ -47,45 +48,51 @@ def stage_files(chapter: Chapter) -> list[Path]:
     return sorted(chapter.dir.glob("*.py"))
 
 
-def _resolve(lint: Lint, chapter: Chapter) -> None:
+def _resolve(
+    lint: Lint, chapter: Chapter, seen: set[tuple[Path, int, str]]
+) -> None:
+    """Imports at one chapter; `seen` holds what an earlier chapter reported."""
     modules = lint.modules[chapter.number]
     package = [(source, path) for path, source in modules.tree.items()]
-    outside = [(path, None) for path in [*stage_files(chapter), *lint.tests(chapter)]]
+    outside = [
+        (path, None) for path in [*stage_files(chapter), *lint.tests(chapter)]
+    ]
     for source, inner in [*package, *outside]:
         facts = lint.sources.facts(source)
         if facts.error is not None:
             line, message = facts.error
             lint.report(source, line, chapter, f"does not parse: {message}")
         for item in facts.imports:
-            owner = _blame(lint, chapter, inner)
-            for message in _unresolved(lint, modules, item, inner):
-                lint.report(source, item.line, owner, message)
-
-
-def _blame(lint: Lint, chapter: Chapter, inner: str | None) -> Chapter:
-    """A package file's fault belongs to the chapter that holds the version."""
-    owner = None if inner is None else lint.book.owner(inner, chapter.number)
-    return owner or chapter
+            for name, message in _unresolved(lint, modules, item, inner):
+                if (source, item.line, name) not in seen:
+                    seen.add((source, item.line, name))
+                    lint.report(source, item.line, chapter, message)
 
 
 def _unresolved(
     lint: Lint, modules: Modules, item: Import, inner: str | None
-) -> list[str]:
+) -> list[tuple[str, str]]:
+    """(name, message) of each name that the import would not find."""
     module = modules.absolute(item, inner)
     if module is None:
         if inner is None:  # relative imports of tests are pytest's business
             return []
-        return [f"import leads out of the package: {'.' * item.level}{item.module}"]
+        name = "." * item.level + item.module
+        return [(name, f"import leads out of the package: {name}")]
     if not modules.inside(module):
         return []
     n = lint.modules.index(modules)
     if modules.find(module) is None:
-        return [f"{module} is not in the package at ch{n:02d}{_later(lint, module)}"]
-    return [
-        f"{module} has no {name} at ch{n:02d}{_later(lint, f'{module}.{name}')}"
-        for name in item.names
-        if not modules.defines(module, name)
-    ]
+        later = _later(lint, module)
+        message = f"{module} is not in the package at ch{n:02d}{later}"
+        return [(module, message)]
+    problems = []
+    for name in item.names:
+        if not modules.defines(module, name):
+            later = _later(lint, f"{module}.{name}")
+            message = f"{module} has no {name} at ch{n:02d}{later}"
+            problems.append((name, message))
+    return problems
 
 
 def _later(lint: Lint, module: str) -> str:
@@ -113,7 +120,9 @@ def _third_party(lint: Lint, chapter: Chapter, allowed: set[str]) -> None:
                 continue
             name = distribution(top)
             if {name, DISTRIBUTIONS.get(name, name)}.isdisjoint(allowed):
-                message = f"imports {top}, which no deps up to {chapter.id} allow"
+                message = (
+                    f"imports {top}, which no deps up to {chapter.id} allow"
+                )
                 lint.report(source, item.line, chapter, message)
 
 
@@ -142,7 +151,9 @@ def _reach(lint: Lint, chapter: Chapter) -> None:
     for path in [*chapter.add, *chapter.early]:
         if path in reached or path not in modules.tree:
             continue
-        if not path.endswith(".py") and any(Path(path).name in t for t in texts):
+        if not path.endswith(".py") and any(
+            Path(path).name in t for t in texts
+        ):
             continue  # loaded by its file name, for example a CUDA source
         message = f"neither main.py nor a test of {chapter.id} reaches {path}"
         lint.report_key(chapter, path, message)
@@ -162,5 +173,7 @@ def _helpers(lint: Lint, item: Import) -> list[Path]:
         return []
     stem = lint.book.root / item.module.replace(".", "/")
     stems = [stem, *(stem / name for name in item.names)]
-    paths = [p for s in stems for p in (s.with_suffix(".py"), s / "__init__.py")]
+    paths = [
+        p for s in stems for p in (s.with_suffix(".py"), s / "__init__.py")
+    ]
     return [path for path in paths if path.is_file()]

@@ -126,6 +126,9 @@ def _symbol(
         try:
             path, name = parse_target(target)
             source = target_file(path, chapter.dir, lint.modules[n].tree)
+            if path in lint.modules[n].tree:  # follow a re-export
+                origin = lint.modules[n].source_of(path, name.split(".")[0])
+                source = lint.modules[n].tree[origin]
             if lint.sources.facts(source).error is None:
                 extract_source(lint.sources.text(source), name)
             return

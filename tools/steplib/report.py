@@ -7,7 +7,13 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-_DIFF_STYLES = {"+++": "bold", "---": "bold", "@@": "cyan", "+": "green", "-": "red"}
+_DIFF_STYLES = {
+    "+++": "bold",
+    "---": "bold",
+    "@@": "cyan",
+    "+": "green",
+    "-": "red",
+}
 
 
 def show_json(data: Any) -> None:
@@ -29,7 +35,9 @@ def show_table(
     if sys.stdout.isatty():
         _show_rich(names, numeric, cells, title)
         return
-    widths = [max(len(row[i]) for row in [names, *cells]) for i in range(len(names))]
+    widths = [
+        max(len(row[i]) for row in [names, *cells]) for i in range(len(names))
+    ]
     for row in [names, *cells]:
         parts = [
             cell.rjust(width) if right else cell.ljust(width)
@@ -45,7 +53,9 @@ def _show_rich(
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
+    table = Table(
+        title=title or None, title_justify="left", box=None, pad_edge=False
+    )
     for name, right in zip(names, numeric, strict=True):
         table.add_column(name, justify="right" if right else "left")
     for row in rows:
@@ -63,5 +73,7 @@ def show_diff(lines: Iterable[str]) -> None:
 
     console = Console()
     for line in lines:
-        style = next((s for p, s in _DIFF_STYLES.items() if line.startswith(p)), "")
+        style = next(
+            (s for p, s in _DIFF_STYLES.items() if line.startswith(p)), ""
+        )
         console.print(Text(line.rstrip("\n"), style=style), soft_wrap=True)

@@ -66,10 +66,16 @@ class Churn:
 def overview(book: Book, language: str = "en") -> list[Row]:
     """One row a chapter. ch00 has no package: its own engine.py is counted."""
     checks = last_checks(book.root)
-    return [_row(book, c, language, checks.get(c.id, "")) for c in book.chapters]
+    return [
+        chapter_row(book, c, language, checks.get(c.id, ""))
+        for c in book.chapters
+    ]
 
 
-def _row(book: Book, chapter: Chapter, language: str, check: str) -> Row:
+def chapter_row(
+    book: Book, chapter: Chapter, language: str = "en", check: str = ""
+) -> Row:
+    """One chapter's row."""
     n = chapter.number
     tree = book.tree(n)
     lines = sum(count_lines(book.text(path, n)) for path in tree)
@@ -83,7 +89,15 @@ def _row(book: Book, chapter: Chapter, language: str, check: str) -> Row:
     sides = [chapter.swaps.get(k, "").split("::")[-1] for k in ("old", "new")]
     swaps = " -> ".join(sides) if any(sides) else ""
     return Row(
-        chapter.id, title, chapter.part, files, lines, added, removed, swaps, check
+        chapter.id,
+        title,
+        chapter.part,
+        files,
+        lines,
+        added,
+        removed,
+        swaps,
+        check,
     )
 
 
@@ -113,7 +127,9 @@ def _plus_minus(old: str, new: str) -> tuple[int, int]:
     if not old:
         return count_lines(new), 0
     added = removed = 0
-    matcher = SequenceMatcher(None, old.splitlines(), new.splitlines(), autojunk=False)
+    matcher = SequenceMatcher(
+        None, old.splitlines(), new.splitlines(), autojunk=False
+    )
     for tag, i1, i2, j1, j2 in matcher.get_opcodes():
         if tag != "equal":
             removed, added = removed + i2 - i1, added + j2 - j1
@@ -123,7 +139,9 @@ def _plus_minus(old: str, new: str) -> tuple[int, int]:
 def package_at(book: Book, n: int) -> list[Entry]:
     """The files of the package at chapter `n`, sorted by path."""
     chapter = book.chapter(n)
-    marks = dict.fromkeys(chapter.add, "new") | dict.fromkeys(chapter.change, "changed")
+    marks = dict.fromkeys(chapter.add, "new") | dict.fromkeys(
+        chapter.change, "changed"
+    )
     marks |= {path: f"early ({when})" for path, when in chapter.early.items()}
     entries = []
     for path, source in book.tree(n).items():

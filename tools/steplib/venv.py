@@ -29,7 +29,9 @@ def main_checkout(root: Path) -> Path:
 
 def candidates(root: Path) -> Iterator[Path]:
     """Interpreters worth trying: the checkout's own .venv, then the main one's."""
-    bin_python = ("Scripts", "python.exe") if os.name == "nt" else ("bin", "python")
+    bin_python = (
+        ("Scripts", "python.exe") if os.name == "nt" else ("bin", "python")
+    )
     for folder in dict.fromkeys((root, main_checkout(root))):
         python = folder.joinpath(".venv", *bin_python)
         if python.is_file():
@@ -42,10 +44,14 @@ def ensure(root: Path) -> None:
     Raises:
         SystemExit: a package is missing and there is no .venv to turn to.
     """
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    missing = [
+        name for name in NEEDED if importlib.util.find_spec(name) is None
+    ]
     if not missing:
         return
     for python in candidates(root):
         if Path(sys.prefix).resolve() != python.parents[1].resolve():
             os.execv(python, [str(python), *sys.argv])
-    raise SystemExit(f"{' and '.join(missing)} missing here: run `make setup` first")
+    raise SystemExit(
+        f"{' and '.join(missing)} missing here: run `make setup` first"
+    )
