@@ -267,7 +267,9 @@ def test_a_module_without_file_or_reason_is_an_error(root, monkeypatch):
 
 
 def test_every_reason_for_a_module_is_about_one_of_upstream():
-    why = upstream.reasons()  # reasons for symbols: tests/test_upstream_interface.py
+    why = (
+        upstream.reasons()
+    )  # reasons for symbols: tests/test_upstream_interface.py
     modules = [key for key in why["missing"] if "::" not in key]
     assert modules
     assert [key for key in modules if key not in upstream.modules()] == []
