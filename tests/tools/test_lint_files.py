@@ -109,7 +109,6 @@ def test_too_many_versions(root):
         text = (root / TWO).read_text().split("swaps")[0]
         text += f'[files]\nchange = ["core.py"]\n[check]\ntests = ["tests/t{n}.py"]\n'
         write(root, f"{stage}/stage.toml", text)
-        write(root, f"stages/ch{n - 1:02d}-x", "")  # not a folder: ignored
     for n in range(2, 8):
         name = "radix" if n == 2 else "more"
         write(
