@@ -10,6 +10,7 @@ import typer
 from tools import check
 from tools.steplib import links, rows, testrun
 from tools.steplib.book import ROOT
+from tools.steplib.pages import TAG_NOTE
 from tools.steplib.rows import Row
 
 
@@ -105,6 +106,16 @@ def test_rows_are_chosen_by_name():
     ]
     with pytest.raises(typer.BadParameter, match="no row 'rough'; known: ruff"):
         check.choose(every, ["rough"], fast=False)
+
+
+def test_a_tag_tree_skips_what_it_cannot_hold(tmp_path):
+    (tmp_path / "stages").mkdir()
+    (tmp_path / TAG_NOTE).touch()
+    skipped = [row.name for row in rows.rows(tmp_path) if row.skip]
+    assert skipped == ["links", "docs", "tags"]
+    assert not any(
+        row.skip for row in rows.rows(ROOT) if row.name in ("links", "docs")
+    )
 
 
 def test_command_prints_one_line_a_row_and_tells_its_status():

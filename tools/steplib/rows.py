@@ -40,7 +40,11 @@ def rows(root: Path, full: bool = False) -> list[Row]:
         ),
         Row("mypy", ((python, "-m", "mypy"),)),
         Row("lint", ((*steps, "lint"),)),
-        Row("links", ((python, "-m", "tools.steplib.links"),)),
+        Row(
+            "links",
+            ((python, "-m", "tools.steplib.links"),),
+            skip=_no_book(root),
+        ),
         Row(
             "docs",
             (
@@ -48,11 +52,24 @@ def rows(root: Path, full: bool = False) -> list[Row]:
                 (*mkdocs, "-f", "mkdocs.yml", "-d", ".cache/site"),
                 (*mkdocs, "-f", "mkdocs.zh.yml", "-d", ".cache/site/zh"),
             ),
+            skip=_no_book(root),
         ),
-        Row("tags", ((*steps, "tag", "--check"),), skip=_no_tags(root), slow=True),
+        Row(
+            "tags",
+            ((*steps, "tag", "--check"),),
+            skip=_no_tags(root),
+            slow=True,
+        ),
         Row("stages", ((*steps, "check", *extra),), slow=True),
         Row("pytest"),
     ]
+
+
+def _no_book(root: Path) -> str:
+    """Why the book is not checked here, empty if it is."""
+    return (
+        "a tag's own tree holds part of the book" if is_tag_tree(root) else ""
+    )
 
 
 def _no_tags(root: Path) -> str:
