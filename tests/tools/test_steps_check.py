@@ -1,6 +1,8 @@
 """`steps.py check` on a planted book: what is green, what turns red, what is kept."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -230,3 +232,37 @@ def test_full_lists_random_survivors_and_fails_below_four_fifths(book):
         in row["survivors"]
     )
     assert "random mutations: 0 of 6 killed, want 80%" in messages(row)
+
+
+def test_a_missing_copy_is_that_chapters_trouble(book):
+    (book / FROZEN).unlink()
+    rows = verdicts(book)
+    assert [c for c, row in rows.items() if not row["ok"]] == ["ch01"]
+    assert f"{FROZEN}: missing" in messages(rows["ch01"])
+
+
+def test_a_model_is_passed_on_and_output_not_compared(book):
+    append(book, MAIN, "    print(sys.argv[1:])\n")
+    add_test(
+        book, "import os\nassert os.environ['MINISGL_TEST_MODEL'] == 'other'"
+    )
+    row = verdicts(book, "--only", "1", "--model", "other")["ch01"]
+    assert row["ok"] and row["model"] == "other"
+    assert not (book / ".cache/check/status.json").exists()
+    row = verdicts(book, "--only", "1")["ch01"]
+    assert "main.py printed \"['" not in messages(row)
+    assert "main.py printed '[]'" in messages(row) and "KeyError" in messages(
+        row
+    )
+
+
+def test_run_runs_the_version_of_the_chapter(book):
+    append(
+        book, MAIN, "    print(sys.argv[1:], make_cache().__class__.__name__)\n"
+    )
+    words = [sys.executable, "tools/steps.py", "run", "1", "--prompt", "x"]
+    done = subprocess.run(words, cwd=book, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("['--prompt', 'x'] NaiveCache\n")
+    append(book, MAIN, "    raise SystemExit(4)\n")
+    assert subprocess.run(words, cwd=book, capture_output=True).returncode == 4

@@ -38,27 +38,31 @@ class Checker:
     def __init__(self, book: Book, options: Options) -> None:
         self.book, self.options = book, options
         self.cache = Cache(book.root)
-        cpus = (
-            len(os.sched_getaffinity(0))
-            if hasattr(os, "sched_getaffinity")
-            else 0
-        )
-        cpus = cpus or os.cpu_count() or 1
+        cpus = _cpus()
         self.workers = options.workers or cpus
         self.threads = max(1, cpus // self.workers)
         self.hashes: dict[int, str] = {}
 
     def cached(self, chapter: Chapter) -> Result | None:
         """The kept result of a chapter none of whose inputs changed."""
-        self.hashes[chapter.number] = input_hash(
-            self.book, chapter, self.options.model
-        )
+        if self._missing(chapter):
+            return None
+        model, full = self.options.model, self.options.full
+        inputs = input_hash(self.book, chapter, model)
+        self.hashes[chapter.number] = inputs
         if self.options.fresh or self.options.bless:
             return None
-        kept = self.cache.load(self.hashes[chapter.number], self.options.full)
-        return (
-            None if kept is None else Result.from_dict(kept | {"cached": True})
-        )
+        kept = self.cache.load(inputs, full)
+        return Result.from_dict(kept | {"cached": True}) if kept else None
+
+    def _missing(self, chapter: Chapter) -> list[Failure]:
+        """Files of the chapter's build folder that are not there."""
+        sources = sandbox.inputs(self.book, chapter).values()
+        lost = sorted({p for p in sources if not p.is_file()})
+        root = self.book.root
+        return [
+            Failure(p.relative_to(root).as_posix(), "missing") for p in lost
+        ]
 
     def run(
         self, chapters: list[Chapter], only_changed: bool
@@ -101,27 +105,31 @@ class Checker:
             for chapter in chapters
             for name, source in sandbox.inputs(self.book, chapter).items()
             if name.endswith(".py") and not name.startswith("tools/")
+            if source.is_file()
         }
         # OpenMP and BLAS read these when they are imported, before any fork.
         os.environ.update(sandbox.quiet({}, self.threads, ""))
         preload([path.read_text(encoding="utf-8") for path in sorted(texts)])
         pool = Pool(self.workers)
-        rows = {row.chapter: row for row in show.overview(self.book)}
-        for result in pool.run([self._check(c, rows[c.id]) for c in chapters]):
+        for result in pool.run([self._check(c) for c in chapters]):
             number = int(result.chapter[2:])
-            dynamic = [
-                f for f in result.failures if f not in self.findings[number]
-            ]
-            kept = result.as_dict() | {"failures": [], "ok": not dynamic}
-            self.cache.store(result.chapter, self.hashes[number], kept)
+            if number in self.hashes:
+                dynamic = len(result.failures) > len(self.findings[number])
+                kept = result.as_dict() | {"failures": [], "ok": not dynamic}
+                self.cache.store(result.chapter, self.hashes[number], kept)
             yield result
 
-    def _check(self, chapter: Chapter, row: show.Row) -> Task:
+    def _check(self, chapter: Chapter) -> Task:
+        if missing := self._missing(chapter):
+            found = [*self.findings[chapter.number], *missing]
+            return Result(chapter.id, chapter.slug, failures=found)
+        row = show.chapter_row(self.book, chapter)
         result = Result(
             chapter.id, chapter.slug, row.files, row.lines, row.added, row.removed,
             full=self.options.full, model=self.options.model,
         )  # fmt: skip
-        result.failures += self.findings[chapter.number]
+        static = self.findings[chapter.number]
+        result.failures += static
         build = sandbox.make_build(self.book, chapter, self.work / chapter.id)
         model = self.options.model
         args = ["--model", model] if model else []
@@ -134,7 +142,7 @@ class Checker:
         ]
         self._judge_main(chapter, ran, result)
         self._judge_tests(chapter, tested, result)
-        if self.options.full and result.ok:
+        if self.options.full and len(result.failures) == len(static):
             full = Full(
                 self.book, chapter, build, tested, partial(self.job, chapter)
             )
@@ -215,6 +223,12 @@ class Checker:
                 Failure(where, f"{why}: {tail[0]}".rstrip(": "))
             )
         return outcome.value is not None
+
+
+def _cpus() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _red(result: Result | None) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -80,15 +81,14 @@ class Full:
         ]
         for i, mutant in enumerate([*self.planned, *self.drawn]):
             edits = {sandbox.place(self.chapter, mutant.path): mutant.text}
-            build = sandbox.variant(self.build, f"mutant{i}", edits)
-            jobs.append(
-                self.make(build, "tests", self._tests(build), self.limit)
-            )
+            jobs.append(self._mutant(f"mutant{i}", edits))
         return jobs
 
-    def _tests(self, build: Path) -> Callable[[], dict[str, Any]]:
+    def _mutant(self, name: str, edits: dict[str, str]) -> Job:
+        build, setup = sandbox.variant(self.build, name, edits)
         tests = self.chapter.tests
-        return partial(probes.run_tests, build, tests, self.order, True)
+        body = partial(probes.run_tests, build, tests, self.order, True)
+        return replace(self.make(build, "tests", body, self.limit), setup=setup)
 
     def _starter(self, name: str, targets: list[str], first: bool) -> Job:
         names: dict[str, list[str]] = {}
@@ -101,11 +101,13 @@ class Full:
             path: stub_source((self.build / path).read_text("utf-8"), functions)
             for path, functions in names.items()
         }
-        build = sandbox.variant(self.build, name, edits)
+        build, setup = sandbox.variant(self.build, name, edits)
         main = build / "stages" / self.chapter.name / "main.py"
         tests, order = self.chapter.tests, self.order
         body = partial(probes.run_starter, build, main, tests, order, first)
-        return self.make(build, "starter", body, self.limit)
+        return replace(
+            self.make(build, "starter", body, self.limit), setup=setup
+        )
 
     def judge(self, outcomes: list[Outcome], result: Result) -> None:
         """Put what the red runs showed into the chapter's result."""

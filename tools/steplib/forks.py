@@ -83,6 +83,8 @@ class Job:
     limit: float
     env: dict[str, str]
     threads: int = 1
+    setup: Callable[[], Any] | None = None
+    """Makes `build`, in the child, so that children share that work too."""
 
     def file(self, kind: str) -> Path:
         """Where the child leaves `kind`: stdout, stderr, result or leaks."""
@@ -213,6 +215,9 @@ def _child(job: Job) -> int:
     build, leaks = str(job.build), str(job.file("leaks"))
     code = 0
     try:
+        if job.setup is not None:
+            job.setup()
+        os.chdir(job.build)
         guard.activate(build, leaks)
         if torch := sys.modules.get("torch"):
             torch.set_num_threads(job.threads)
@@ -239,7 +244,6 @@ def _fresh_process(job: Job) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.environ.clear()
     os.environ.update(job.env)
-    os.chdir(job.build)
     tempfile.tempdir = None  # the parent's; the job's own is in its environment
     targets = {
         0: Path(os.devnull),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from tools.steplib import guard
@@ -65,13 +66,18 @@ def make_build(book: Book, chapter: Chapter, dest: Path) -> Path:
     return dest
 
 
-def variant(build: Path, name: str, edits: dict[str, str]) -> Path:
-    """A copy of `build` beside it, with some files' texts replaced."""
+def variant(
+    build: Path, name: str, edits: dict[str, str]
+) -> tuple[Path, Callable[[], None]]:
+    """A folder beside `build`, and what makes it a copy with some texts replaced."""
     dest = build.parent / f"{build.name}.{name}"
-    shutil.copytree(build, dest, ignore=_SKIP)
-    for path, text in edits.items():
-        (dest / path).write_text(text, encoding="utf-8")
-    return dest
+
+    def make() -> None:
+        shutil.copytree(build, dest, ignore=_SKIP)
+        for path, text in edits.items():
+            (dest / path).write_text(text, encoding="utf-8")
+
+    return dest, make
 
 
 def place(chapter: Chapter, path: str) -> str:
