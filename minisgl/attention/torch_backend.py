@@ -41,11 +41,13 @@ class TorchBackend(BaseAttnBackend):
 
     def __init__(self, config: ModelConfig) -> None:
         self._group_size = config.num_qo_heads // config.num_kv_heads
+        # Its engine's: metadata is made before that context is current again.
+        self._ctx = get_global_ctx()
 
     def prepare_metadata(self, batch: Batch) -> None:
-        groups, start = [], 0
+        groups, start, table = [], 0, self._ctx.page_table
         for length, reqs in groupby(batch.reqs, lambda req: req.extend_len):
-            group = _make_group(list(reqs), length, start)
+            group = _make_group(list(reqs), length, start, table)
             groups.append(group)
             start = group.rows.stop
         lengths = torch.tensor([req.extend_len for req in batch.reqs])
@@ -60,7 +62,7 @@ class TorchBackend(BaseAttnBackend):
         layer_id: int,
         batch: Batch,
     ) -> torch.Tensor:
-        pool = get_global_ctx().kv_cache
+        pool = self._ctx.kv_cache
         pool.store_kv(k.flatten(1), v.flatten(1), batch.out_loc, layer_id)
         metadata = batch.attn_metadata
         assert isinstance(metadata, TorchMetadata)
@@ -92,16 +94,19 @@ class TorchBackend(BaseAttnBackend):
         return out.transpose(1, 2).reshape(q.shape)
 
 
-def _make_group(reqs: list[Req], n: int, start: int) -> Group:
-    table = get_global_ctx().page_table
+def _make_group(
+    reqs: list[Req], n: int, start: int, table: torch.Tensor
+) -> Group:
     device = table.device
     rows = torch.tensor([req.table_idx for req in reqs]).to(device)
     lengths = torch.tensor([req.device_len for req in reqs]).to(device)
     longest = max(req.device_len for req in reqs)
     place = torch.arange(longest, device=device)
     inside = place < lengths.unsqueeze(1)
-    # Past its end a row holds what an earlier request left there.
-    slots = table[rows, :longest] * inside
+    # Past its end a row holds what an earlier request left there. Whatever
+    # stands for it enters a product, so that it must be the request's own:
+    # the NaN of another, times zero, is NaN.
+    slots = torch.where(inside, table[rows, :longest], table[rows, :1])
     own = lengths.unsqueeze(1) - n + torch.arange(n, device=device)
     seen = place <= own.unsqueeze(2)
     return Group(slice(start, start + n * len(reqs)), slots, seen.unsqueeze(1))

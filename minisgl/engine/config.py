@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from transformers import PretrainedConfig
 
+from minisgl.attention import validate_attn_backend
 from minisgl.distributed import DistributedInfo
 from minisgl.models import ModelConfig
 from minisgl.utils import cached_load_hf_config
@@ -28,6 +29,9 @@ class EngineConfig:
     max_seq_len_override: a shorter context than the model's own.
     num_page_override: pages of the pool, instead of what memory allows.
     device: ``auto``, ``cpu`` or ``cuda``.
+
+    Raises:
+        ValueError: a value that is out of range or not known.
     """
 
     model_path: str
@@ -43,11 +47,17 @@ class EngineConfig:
     device: str = "auto"
 
     def __post_init__(self) -> None:
-        for name in ("max_running_req", "page_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1")
+        sizes = ("max_running_req", "page_size")
+        overrides = ("max_seq_len_override", "num_page_override")
+        for name in sizes + overrides:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
         if not 0.0 < self.memory_ratio <= 1.0:
-            raise ValueError("memory_ratio must be in (0, 1]")
+            raise ValueError(
+                f"memory_ratio must be in (0, 1], got {self.memory_ratio}"
+            )
+        validate_attn_backend(self.attention_backend)
 
     @cached_property
     def hf_config(self) -> PretrainedConfig:

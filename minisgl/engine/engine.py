@@ -48,6 +48,8 @@ class Engine:
     """
 
     def __init__(self, config: EngineConfig) -> None:
+        if config.tp_info.size != 1:
+            raise ValueError("a model over several ranks is not supported")
         self.device = pick_device(config.device)
         self.dtype = resolve_dtype(config.dtype, config.hf_config)
         self.stream = new_stream(self.device)
@@ -65,8 +67,8 @@ class Engine:
             self.dtype,
             self.device,
         )
-        # Whole pages fit in a row, even one that is used only in part.
-        length = align_ceil(self.max_seq_len, config.page_size)
+        # Whole pages fit in a row, and its last column is nobody's.
+        length = align_ceil(self.max_seq_len + 1, config.page_size)
         self.page_table = torch.zeros(
             (config.max_running_req, length),
             dtype=torch.int32,
@@ -117,7 +119,7 @@ class Engine:
             align_ceil(self.max_seq_len, config.page_size) // config.page_size
         )
         pages = min(budget // page_bytes, row_pages * config.max_running_req)
-        if pages < 2:
+        if pages < 1:
             raise RuntimeError(
                 f"no memory for the KV pool: {budget >> 20} MiB are left beside "
                 f"{weights >> 20} MiB of weights; raise memory_ratio or use a "
@@ -131,7 +133,16 @@ class Engine:
         """Run a prepared batch and sample one token for each of its requests.
 
         The counters of the requests move on at once, before the device is done.
+
+        Raises:
+            ValueError: a request is longer than the context.
         """
+        for req in batch.reqs:
+            if req.device_len > self.max_seq_len:
+                raise ValueError(
+                    f"request {req.uid} has {req.device_len} tokens, more "
+                    f"than the context of {self.max_seq_len}"
+                )
         with self.ctx.forward_batch(batch):
             logits = self.model.forward()
         for req in batch.reqs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -14,6 +14,9 @@ from minisgl.utils.device import to_device
 FAILED_TOKEN = -1
 """Stands where a row's logits were not numbers: that request has failed."""
 
+_COLDEST = 1e-6
+"""Least temperature of a drawn row; a smaller one could be 0 in float32."""
+
 LogitsEdit = Callable[[torch.Tensor], torch.Tensor]
 LogitsProcessor = Callable[[Batch], LogitsEdit | None]
 """Looks at a batch before it runs; returns what to do to its logits, or None."""
@@ -23,8 +26,8 @@ LogitsProcessor = Callable[[Batch], LogitsEdit | None]
 class BatchSamplingArgs:
     """What sampling needs of a batch of B; all None when every row is greedy.
 
-    temperatures: float32 [B], 1 in greedy rows.
-    top_k: int64 [B], at least 1; the vocabulary's size is off.
+    temperatures: float32 [B], above 0; 1 in greedy rows.
+    top_k: int64 [B], from 1 to the vocabulary's size, which is off.
     top_p: float32 [B], in (0, 1].
     min_p: float32 [B], in [0, 1].
     uniforms: float32 [B], the random number of each row, in [0, 1).
@@ -53,28 +56,31 @@ def sample_impl(
 
     logits: [B, vocab]; the other arguments as in `BatchSamplingArgs`. One
     number in [0, 1) decides a row, so that a row's draw is its own affair.
-    Returns int64 [B].
+    top_p counts what top_k left as the whole. Returns int64 [B].
     """
-    probs = torch.softmax(logits.float() / temperatures.unsqueeze(1), dim=-1)
-    # Likeliest first and ties by id: each limit keeps the head of the row.
-    probs, ids = probs.sort(dim=-1, descending=True, stable=True)
-    before = probs.cumsum(-1) - probs
-    keep = torch.ones_like(probs, dtype=torch.bool)
+    # Likeliest first, ties by id: each limit keeps the head of a row.
+    scores, ids = logits.float().sort(dim=-1, descending=True, stable=True)
+    # None is above 0: the coldest row may overflow to -inf, never to NaN.
+    scores = (scores - scores[:, :1]) / temperatures.unsqueeze(1)
+    probs = torch.softmax(scores, dim=-1)
+    edges = probs.cumsum(-1)
+    keep, whole = probs > 0, edges[:, -1:]
     if top_k is not None:
         rank = torch.arange(probs.shape[-1], device=probs.device)
         keep &= rank < top_k.unsqueeze(1)
+        whole = edges.gather(1, top_k.unsqueeze(1) - 1)
     if top_p is not None:
-        keep &= (before < top_p.unsqueeze(1)) | (top_p >= 1.0).unsqueeze(1)
+        reached = edges - probs >= top_p.unsqueeze(1) * whole
+        keep &= ~reached | (top_p >= 1.0).unsqueeze(1)
     if min_p is not None:
         keep &= probs >= min_p.unsqueeze(1) * probs[:, :1]
+    last = (keep.sum(-1, keepdim=True) - 1).clamp(min=0)
     if uniforms is None:
         uniforms = torch.rand(len(probs), device=probs.device)
-    edges = (probs * keep).cumsum(-1)
-    wanted = uniforms.unsqueeze(1) * edges[:, -1:]
+    wanted = uniforms.unsqueeze(1) * edges.gather(1, last)
     place = torch.searchsorted(edges, wanted, right=True)
     # Rounding may point past the last token that was kept.
-    place = place.minimum(keep.sum(-1, keepdim=True) - 1)
-    return ids.gather(1, place).squeeze(1)
+    return ids.gather(1, place.minimum(last)).squeeze(1)
 
 
 @dataclass
@@ -104,7 +110,8 @@ class Sampler:
         size = self.vocab_size
         numbers = {
             "temperatures": [
-                1.0 if p.is_greedy else p.temperature for p in params
+                1.0 if p.is_greedy else max(p.temperature, _COLDEST)
+                for p in params
             ],
             "top_p": [p.top_p for p in params],
             "min_p": [p.min_p for p in params],
@@ -154,5 +161,7 @@ class Sampler:
             result.append(source.getrandbits(24) / 2**24)
         return result
 
-    def _tensor(self, data: list, dtype: torch.dtype) -> torch.Tensor:  # type: ignore[type-arg]
+    def _tensor(
+        self, data: Sequence[float], dtype: torch.dtype
+    ) -> torch.Tensor:
         return to_device(data, dtype, self.device)
