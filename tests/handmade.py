@@ -1,11 +1,8 @@
-"""Batches made by hand: what a scheduler will do, for chapters before it.
-
-`Step` is the bookkeeping of ch04 to ch06: a row and pages for every request,
-the tensors of a batch, and the choice of the next token.
-"""
+"""Requests and batches made by hand: what a scheduler will do, before there is one."""
 
 from collections.abc import Sequence
-from typing import Literal
+from dataclasses import fields
+from typing import Any, Literal
 
 import torch
 
@@ -20,7 +17,14 @@ def make_req(
     max_tokens: int,
     params: SamplingParams | None = None,
 ) -> Req:
-    """A request that has not run; its uid is its row."""
+    """A request that has not run; its uid is its row.
+
+    From ch08 on a request holds a handle of the prefix cache. It is None here: what
+    is made by hand uses no such cache.
+    """
+    later: dict[str, Any] = {}
+    if "cache_handle" in {field.name for field in fields(Req)}:
+        later["cache_handle"] = None
     return Req(
         input_ids=torch.tensor(ids, dtype=torch.int32),
         table_idx=row,
@@ -28,7 +32,14 @@ def make_req(
         output_len=max_tokens,
         uid=row,
         sampling_params=params or SamplingParams(max_tokens=max_tokens),
+        **later,
     )
+
+
+def make_ctx(page_size: int = 1) -> Context:
+    """A context without tensors; from ch04 on it has a page size."""
+    sized = "page_size" in {field.name for field in fields(Context)}
+    return Context(page_size) if sized else Context()
 
 
 def make_batch(reqs: list[Req], phase: Phase, ctx: Context | None) -> Batch:

@@ -35,6 +35,10 @@ def inputs(book: Book, chapter: Chapter) -> dict[str, Path]:
     }
     stage = f"stages/{chapter.name}"
     found |= {f"{stage}/{p.name}": p for p in _files(chapter.dir)}
+    # Later chapters may drive step 0, which is an engine of its own.
+    step0 = book.chapters[0].dir / "engine.py"
+    if step0.is_file():
+        found[step0.relative_to(book.root).as_posix()] = step0
     tests = book.root / "tests"
     found |= {
         f"tests/{p.name}": p
