@@ -247,7 +247,7 @@ def test_other_processes_are_nobodys_business(book):
 PARENT = """
 import os, sys
 from pathlib import Path
-from tools.steplib import forks, guard
+from tools.steplib import child, forks, guard
 import minisgl.core
 
 def body():
@@ -255,7 +255,7 @@ def body():
     return {{"file": minisgl.core.__file__}}
 
 def task(env):
-    return (yield [forks.Job("x", Path({build!r}), body, 30, env)])[0]
+    return (yield [child.Job("x", Path({build!r}), body, 30, env)])[0]
 
 {change}
 outcome = next(forks.Pool(1).run([task(dict(os.environ))]))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.steplib import forks, mutate
+from tools.steplib import child, forks, mutate
 
 OLD = """\
 def kept(a: int) -> int:
@@ -85,7 +85,7 @@ def run(tmp_path, *jobs, workers=2):
     def task():
         return (
             yield [
-                forks.Job(f"job{i}", tmp_path, body, limit, dict(os.environ))
+                child.Job(f"job{i}", tmp_path, body, limit, dict(os.environ))
                 for i, (body, limit) in enumerate(jobs)
             ]
         )
@@ -139,8 +139,9 @@ def test_children_compute_with_threads_after_the_imports(tmp_path):
     code = """
 import os, sys
 from pathlib import Path
-from tools.steplib import forks
-forks.preload(["torch transformers numpy"])
+from tools.steplib import child, forks
+from tools.steplib.preload import preload
+preload(["torch transformers numpy"])
 assert "transformers.models.qwen3.modeling_qwen3" in sys.modules
 assert len(os.listdir("/proc/self/task")) == 1 or sys.platform != "linux"
 def body():
@@ -148,7 +149,7 @@ def body():
     return {"sum": float((torch.ones(600, 600) @ torch.ones(600, 600)).sum())}
 def task():
     env = dict(os.environ)
-    return (yield [forks.Job("x", Path(sys.argv[1]), body, 30, env, threads=2)])[0]
+    return (yield [child.Job("x", Path(sys.argv[1]), body, 30, env, threads=2)])[0]
 outcome = next(forks.Pool(1).run([task()]))
 assert outcome.value == {"sum": 600.0 ** 3}, outcome
 """

@@ -11,12 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tools.steplib import guard, lint, masks, probes, sandbox, show
+from tools.steplib import guard, lint, probes, sandbox, show
 from tools.steplib.book import Book, Chapter, ManifestError
 from tools.steplib.checkcache import Cache, input_hash
 from tools.steplib.checkfull import Full
-from tools.steplib.checkresult import Failure, Result, failure_from
-from tools.steplib.forks import Job, Outcome, Pool, Task, preload
+from tools.steplib.checkresult import Failure, Result
+from tools.steplib.child import Job
+from tools.steplib.forks import Pool, Task
+from tools.steplib.judge import Judge
+from tools.steplib.preload import preload
 
 MAIN_LIMIT = 300.0
 TESTS_LIMIT = 900.0
@@ -137,8 +140,9 @@ class Checker:
             self.job(chapter, build, "main", main, MAIN_LIMIT),
             self.job(chapter, build, "tests", tests, TESTS_LIMIT),
         ]
-        self._judge_main(chapter, ran, result)
-        self._judge_tests(chapter, tested, result)
+        judge = Judge(self.book, chapter, result)
+        judge.main(ran, MAIN_LIMIT, self.options.bless)
+        judge.tests(tested, TESTS_LIMIT)
         if self.options.full and len(result.failures) == len(static):
             make = partial(self.job, chapter)
             try:
@@ -173,66 +177,6 @@ class Checker:
         env = sandbox.quiet(env, self.threads, self.options.model)
         env[guard.LEAKS] = str(build.parent / f"{build.name}.{name}.leaks")
         return Job(name, build, body, limit, env, self.threads)
-
-    def _judge_main(
-        self, chapter: Chapter, outcome: Outcome, result: Result
-    ) -> None:
-        where = f"stages/{chapter.name}/main.py"
-        if not self._came_back(where, outcome, MAIN_LIMIT, result):
-            return
-        assert outcome.value is not None
-        result.main_seconds = outcome.value["seconds"]
-        if record := outcome.value["failure"]:
-            result.failures.append(failure_from(self.book, chapter, record))
-        elif not self.options.model:
-            self._judge_output(chapter, outcome.stdout, result)
-
-    def _judge_output(
-        self, chapter: Chapter, printed: str, result: Result
-    ) -> None:
-        if self.options.bless:
-            chapter.output.write_text(printed, encoding="utf-8")
-            return
-        where = f"stages/{chapter.name}/output.txt"
-        if not chapter.output.is_file():
-            text = "missing; `check --bless` writes what main.py printed"
-            result.failures.append(Failure(where, text))
-            return
-        expected = chapter.output.read_text(encoding="utf-8")
-        if found := masks.first_difference(expected, printed):
-            line, want, got = found
-            text = f"expected {want}, main.py printed {got}"
-            result.failures.append(Failure(f"{where}:{line}", text))
-
-    def _judge_tests(
-        self, chapter: Chapter, outcome: Outcome, result: Result
-    ) -> None:
-        where = " ".join(chapter.tests) or f"stages/{chapter.name}/stage.toml"
-        if not self._came_back(where, outcome, TESTS_LIMIT, result):
-            return
-        assert outcome.value is not None
-        value = outcome.value
-        result.tests, result.parity = len(value["passed"]), value["parity"]
-        result.skips = value["skips"]
-        for record in value["failures"]:
-            result.failures.append(failure_from(self.book, chapter, record))
-        if not value["failures"] and not value["parity"] and not value["skips"]:
-            result.failures.append(Failure(where, "no test marked parity ran"))
-
-    @staticmethod
-    def _came_back(
-        where: str, outcome: Outcome, limit: float, result: Result
-    ) -> bool:
-        for leak in outcome.leaks:
-            text = f"leak: outside the build folder: {leak}"
-            result.failures.append(Failure(where, text))
-        if outcome.value is None:
-            why = f"no end after {limit:.0f} s" if outcome.timed_out else "died"
-            tail = outcome.stderr.strip().splitlines()[-1:] or [""]
-            result.failures.append(
-                Failure(where, f"{why}: {tail[0]}".rstrip(": "))
-            )
-        return outcome.value is not None
 
 
 def _cpus() -> int:

@@ -11,7 +11,8 @@ from typing import Any
 from tools.steplib import mutate, probes, sandbox
 from tools.steplib.book import Book, Chapter
 from tools.steplib.checkresult import Failure, Result, failure_from, set_owner
-from tools.steplib.forks import Job, Outcome
+from tools.steplib.child import Job
+from tools.steplib.forks import Outcome
 from tools.steplib.stubs import STAGE, parse_target, stub_source
 
 DRAWN = 20

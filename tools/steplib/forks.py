@@ -1,94 +1,24 @@
 """Jobs in forked children of a parent that has paid for the slow imports.
 
-The parent computes nothing: a child of a process that has run an OpenMP region
-hangs. It is single-threaded, so that no lock is held when it forks.
+The parent is single-threaded, so that no lock is held when it forks.
 """
 
 from __future__ import annotations
 
-import atexit
-import gc
-import importlib
-import io
 import json
 import os
 import signal
 import sys
-import tempfile
-import threading
 import time
-import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
-from multiprocessing import process, util
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from _pytest.config import default_plugins
-
-from tools.steplib import guard
+from tools.steplib.child import Job, run_child
 
 _POLL = 0.005
-PRELOAD = {
-    "": ["asyncio", "difflib", "gzip", "hypothesis", "pdb", "runpy"],
-    "numpy": ["numpy"],
-    "torch": ["torch", "torch._subclasses.schema_check_mode"],
-    "typer": ["typer", "typer.testing"],
-    "rich": ["rich.console", "rich.table", "rich.live"],
-    "safetensors": ["safetensors.torch", "safetensors.numpy"],
-    "tokenizers": ["tokenizers"],
-    "transformers": [
-        "transformers.generation",
-        "transformers.models.auto.modeling_auto",
-        "transformers.models.auto.tokenization_auto",
-        "transformers.models.qwen2.modeling_qwen2",
-        "transformers.models.qwen3.modeling_qwen3",
-        "transformers.models.llama.modeling_llama",
-        "transformers.models.mistral.modeling_mistral",
-    ],
-}
-
-
-def preload(texts: Sequence[str]) -> None:
-    """Import what the source `texts` mention, without computing anything."""
-    for word, modules in PRELOAD.items():
-        if word and not any(word in text for text in texts):
-            continue
-        for name in modules:
-            _import(name)
-    for name in default_plugins:
-        _import(f"_pytest.{name}")
-    for entry in entry_points(group="pytest11"):
-        _import(entry.module)
-    gc.collect()
-    gc.freeze()
-
-
-def _import(name: str) -> None:
-    with suppress(ImportError):  # the chapter that needs it will say so
-        importlib.import_module(name)
-
-
-@dataclass(frozen=True)
-class Job:
-    """Work for one child: `body` runs with `build` as its folder and its world."""
-
-    name: str
-    build: Path
-    body: Callable[[], dict[str, Any]]
-    limit: float
-    env: dict[str, str]
-    threads: int = 1
-    setup: Callable[[], Any] | None = None
-    """Makes `build`, in the child, so that children share that work too."""
-
-    def file(self, kind: str) -> Path:
-        """Where the child leaves `kind`: stdout, stderr, result or leaks."""
-        return self.build.parent / f"{self.build.name}.{self.name}.{kind}"
 
 
 @dataclass(frozen=True)
@@ -201,71 +131,9 @@ def _fork(job: Job) -> int:
     if pid == 0:
         code = 1
         try:
-            code = _child(job)
+            code = run_child(job)
         finally:
             os._exit(code)
     with suppress(OSError):  # the child does the same; whoever comes first
         os.setpgid(pid, pid)
     return pid
-
-
-def _child(job: Job) -> int:
-    os.setpgid(0, 0)
-    _fresh_process(job)
-    build, leaks = str(job.build), str(job.file("leaks"))
-    code = 0
-    try:
-        if job.setup is not None:
-            job.setup()
-        os.chdir(job.build)
-        guard.activate(build, leaks)
-        if torch := sys.modules.get("torch"):
-            torch.set_num_threads(job.threads)
-        value = job.body()
-        scratch = job.file("scratch")
-        scratch.write_text(json.dumps(value), encoding="utf-8")
-        scratch.replace(job.file("result"))
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    guard.scan(build, leaks)
-    with suppress(BaseException):
-        util._exit_function()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-        threading._shutdown()  # type: ignore[attr-defined]
-    sys.stdout.flush()
-    sys.stderr.flush()
-    return code
-
-
-def _fresh_process(job: Job) -> None:
-    """Shed what belongs to the parent: output, clean-up, main module, signals."""
-    atexit._clear()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    os.environ.clear()
-    os.environ.update(job.env)
-    tempfile.tempdir = None  # the parent's; the job's own is in its environment
-    targets = {
-        0: Path(os.devnull),
-        1: job.file("stdout"),
-        2: job.file("stderr"),
-    }
-    for number, path in targets.items():
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC if number else os.O_RDONLY
-        handle = os.open(path, flags, 0o644)
-        os.dup2(handle, number)
-        os.close(handle)
-    sys.stdout = sys.__stdout__ = _text(1)  # type: ignore[misc]
-    sys.stderr = sys.__stderr__ = _text(2)  # type: ignore[misc]
-    sys.dont_write_bytecode = True
-    sys.modules["__main__"] = ModuleType(
-        "__main__"
-    )  # spawn would import the parent's
-    process.ORIGINAL_DIR = str(job.build)  # type: ignore[attr-defined]
-
-
-def _text(number: int) -> io.TextIOWrapper:
-    raw = io.FileIO(number, "w", closefd=False)
-    return io.TextIOWrapper(
-        io.BufferedWriter(raw), encoding="utf-8", line_buffering=True
-    )
