@@ -13,7 +13,7 @@ from minisgl.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from minisgl.attention import BaseAttnBackend, BaseAttnMetadata
-    from minisgl.kvcache import BaseKVCachePool
+    from minisgl.kvcache import BaseCacheHandle, BaseKVCachePool
 
 __all__ = [
     "Batch",
@@ -41,6 +41,7 @@ class Req:
     table_idx: the row of the page table and of the token pool it holds.
     output_len: most tokens to generate.
     uid: the number by which the caller knows it.
+    cache_handle: the prefix it has locked in the prefix cache.
     """
 
     input_ids: torch.Tensor
@@ -49,6 +50,7 @@ class Req:
     output_len: int
     uid: int
     sampling_params: SamplingParams
+    cache_handle: BaseCacheHandle
 
     def __post_init__(self) -> None:
         assert self.input_ids.device.type == "cpu", "input_ids live on the host"

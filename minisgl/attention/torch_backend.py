@@ -18,7 +18,8 @@ class Group:
     """Neighbours in the batch that compute equally many tokens, b of n each.
 
     rows: their tokens in the flat batch.
-    slots: int32 [b, m], KV slots of each request, padded to the longest.
+    slots: int32 [b, m], KV slots of each request. Rows are padded to the
+        longest, m, with the first slot of the same request.
     seen: bool [b, 1, n, m], which of them each new token may look at.
     """
 

@@ -1,14 +1,42 @@
-"""Where keys and values live."""
+"""Where keys and values live, and which prefixes are remembered."""
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 
-from minisgl.kvcache.base import BaseKVCachePool
+from minisgl.kvcache.base import (
+    BaseCacheHandle,
+    BaseKVCachePool,
+    BasePrefixCache,
+    InsertResult,
+    MatchResult,
+    SizeInfo,
+)
 from minisgl.kvcache.mha_pool import MHAKVCache
 from minisgl.models import ModelConfig
+from minisgl.utils import Registry
 
-__all__ = ["BaseKVCachePool", "MHAKVCache", "create_kvcache_pool"]
+__all__ = [
+    "SUPPORTED_CACHE_MANAGER",
+    "BaseCacheHandle",
+    "BaseKVCachePool",
+    "BasePrefixCache",
+    "InsertResult",
+    "MHAKVCache",
+    "MatchResult",
+    "SizeInfo",
+    "create_kvcache_pool",
+    "create_prefix_cache",
+]
+
+
+class CacheManagerCreator(Protocol):
+    def __call__(self, device: torch.device) -> BasePrefixCache: ...
+
+
+SUPPORTED_CACHE_MANAGER = Registry[CacheManagerCreator]("cache type")
 
 
 def create_kvcache_pool(
@@ -28,3 +56,27 @@ def create_kvcache_pool(
         dtype=dtype,
         device=device,
     )
+
+
+@SUPPORTED_CACHE_MANAGER.register("naive")
+def create_naive_cache(device: torch.device) -> BasePrefixCache:
+    from minisgl.kvcache.naive_cache import NaivePrefixCache
+
+    return NaivePrefixCache(device)
+
+
+@SUPPORTED_CACHE_MANAGER.register("radix")
+def create_radix_cache(device: torch.device) -> BasePrefixCache:
+    from minisgl.kvcache.radix_cache import RadixPrefixCache
+
+    return RadixPrefixCache(device)
+
+
+def create_prefix_cache(device: torch.device, type: str) -> BasePrefixCache:
+    """A cache of that name; ``auto`` is the last one registered.
+
+    The page size is the current context's.
+    """
+    if type == "auto":
+        type = SUPPORTED_CACHE_MANAGER.supported_names()[-1]
+    return SUPPORTED_CACHE_MANAGER[type](device)

@@ -26,8 +26,9 @@ class MHAKVCache(BaseKVCachePool):
         device: torch.device,
     ) -> None:
         shape = (2, num_layers, num_pages, page_size, num_kv_heads, head_dim)
-        # Zeros, not garbage: a masked slot still enters a product, and NaN * 0
-        # is NaN. On Linux untouched zero pages take no memory.
+        # Zeros, not garbage: a kernel may read all of a page, and what it masks
+        # still enters a product, where NaN * 0 is NaN. Linux gives zero pages
+        # no memory before they are written.
         self._buffer = torch.zeros(shape, dtype=dtype, device=device)
         self._slots = self._buffer.flatten(2, 3)
         self._num_layers = num_layers

@@ -23,5 +23,6 @@ def create_model(model_config: ModelConfig) -> BaseLLMModel:
     Raises:
         ValueError: an architecture that is not known.
     """
-    model_class = get_model_class(model_config.architectures[0], model_config)
+    name = next(iter(model_config.architectures), "")
+    model_class = get_model_class(name, model_config)
     return model_class(model_config)

@@ -7,6 +7,11 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
+# Switches that would change the result if they were passed over.
+_UNSUPPORTED = ("quantization_config", "attention_bias", "mlp_bias")
+# What every decoder here states, and GPT-2 for one does not.
+_NEEDED = ("intermediate_size", "rms_norm_eps", "hidden_act")
+
 
 @dataclass(frozen=True)
 class RotaryConfig:
@@ -44,8 +49,10 @@ class ModelConfig:
         Raises:
             ValueError: something the model does that this engine does not.
         """
+        _refuse(config)
         heads = config.num_attention_heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        head_dim = getattr(config, "head_dim", None)
+        head_dim = head_dim or config.hidden_size // heads
         return cls(
             num_layers=config.num_hidden_layers,
             num_qo_heads=heads,
@@ -63,6 +70,19 @@ class ModelConfig:
         )
 
 
+def _refuse(config: PretrainedConfig) -> None:
+    """Raise ValueError for what would otherwise fail late, or never."""
+    for key in _NEEDED:
+        if not hasattr(config, key):
+            raise ValueError(
+                f"model type {config.model_type!r} is not supported: "
+                f"its configuration has no {key}"
+            )
+    for key in _UNSUPPORTED:
+        if getattr(config, key, None):
+            raise ValueError(f"{key} in config.json is not supported")
+
+
 def _rotary_config(config: PretrainedConfig, head_dim: int) -> RotaryConfig:
     scaling = _rope_parameters(config)
     base = scaling.pop("rope_theta", None)
@@ -70,7 +90,10 @@ def _rotary_config(config: PretrainedConfig, head_dim: int) -> RotaryConfig:
         raise ValueError("config.json states no rope_theta")
     partial = scaling.pop("partial_rotary_factor", 1.0)
     # Layers share tables by these settings, so that they must be hashable.
-    hashable = {k: tuple(v) if isinstance(v, list) else v for k, v in scaling.items()}
+    hashable = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in scaling.items()
+    }
     return RotaryConfig(
         head_dim=head_dim,
         rotary_dim=int(head_dim * partial),
@@ -81,18 +104,20 @@ def _rotary_config(config: PretrainedConfig, head_dim: int) -> RotaryConfig:
 
 
 def _rope_parameters(config: PretrainedConfig) -> dict[str, Any]:
-    """Transformers v5 keeps one dict; v4 a number and a dict or null."""
-    if parameters := getattr(config, "rope_parameters", None):
-        return dict(parameters)
-    scaling = dict(getattr(config, "rope_scaling", None) or {})
-    scaling.setdefault("rope_theta", getattr(config, "rope_theta", None))
-    return scaling
+    """One dict, as transformers v5 has it; v4 had a number and a dict or null.
+
+    Where both forms occur v5's counts.
+    """
+    found = getattr(config, "rope_parameters", None)
+    found = found or getattr(config, "rope_scaling", None)
+    stated = getattr(config, "rope_theta", None)
+    return {"rope_theta": stated} | dict(found or {})
 
 
 def _context_length(config: PretrainedConfig) -> int:
     """Longest sequence; within a sliding window, windowed attention is full."""
     longest = int(config.max_position_embeddings)
-    if window := getattr(config, "sliding_window", None):
-        if getattr(config, "use_sliding_window", True):
-            return min(longest, int(window))
+    window = getattr(config, "sliding_window", None)
+    if window and getattr(config, "use_sliding_window", True):
+        return min(longest, int(window))
     return longest

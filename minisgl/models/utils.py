@@ -29,7 +29,8 @@ class GatedMLP(BaseOP):
         if config.hidden_act not in _ACTIVATIONS:
             known = ", ".join(_ACTIVATIONS)
             raise ValueError(
-                f"hidden_act {config.hidden_act!r} is not supported; known: {known}"
+                f"hidden_act {config.hidden_act!r} is not supported; "
+                f"known: {known}"
             )
         hidden, middle = config.hidden_size, config.intermediate_size
         self.gate_up_proj = LinearColParallelMerged(hidden, [middle] * 2, False)

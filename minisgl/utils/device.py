@@ -64,6 +64,12 @@ def use_stream(stream: Stream) -> AbstractContextManager[object]:
     return torch.cuda.stream(stream)
 
 
+def use_stream_from_now(stream: Stream) -> None:
+    """Device work of this thread goes to `stream`."""
+    if not isinstance(stream, NullStream):
+        torch.cuda.set_stream(stream)
+
+
 def to_device(
     data: Sequence[float] | torch.Tensor,
     dtype: torch.dtype,

@@ -1,0 +1,149 @@
+"""Offline generation: many prompts in, all answers out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from rich.progress import Progress
+
+from minisgl.core import SamplingParams
+from minisgl.distributed import DistributedInfo
+from minisgl.engine import FAILED_TOKEN
+from minisgl.message import BaseBackendMsg, DetokenizeMsg, UserMsg
+from minisgl.scheduler import Scheduler, SchedulerConfig
+from minisgl.utils import load_tokenizer
+
+
+@dataclass
+class RequestStatus:
+    """A request of `generate` and what has come of it."""
+
+    uid: int
+    input_ids: list[int]
+    output_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    error: str | None = None
+
+
+class LLM(Scheduler):
+    """A scheduler that is its own client.
+
+    model_path: a folder or a hub id.
+    dtype: what to run in; ``auto`` is what config.json states.
+    kwargs: other fields of `SchedulerConfig`.
+    """
+
+    def __init__(
+        self, model_path: str, dtype: torch.dtype | str = "auto", **kwargs: Any
+    ) -> None:
+        rank = DistributedInfo(0, 1)
+        super().__init__(SchedulerConfig(model_path, rank, dtype, **kwargs))
+        self.tokenizer = load_tokenizer(model_path)
+        self._waiting: list[BaseBackendMsg] = []
+        self._status: dict[int, RequestStatus] = {}
+        self._next_uid = 0
+
+    def _tokenize_one(self, prompt: list[int] | str) -> torch.Tensor:
+        ids = (
+            self.tokenizer(prompt).input_ids
+            if isinstance(prompt, str)
+            else prompt
+        )
+        size = self.engine.sampler.vocab_size
+        if odd := [i for i in ids if not 0 <= i < size]:
+            raise ValueError(
+                f"token {odd[0]} is not in the vocabulary of {size}"
+            )
+        return torch.tensor(ids, dtype=torch.int32)
+
+    def offline_receive_msg(
+        self, blocking: bool = False
+    ) -> list[BaseBackendMsg]:
+        messages, self._waiting = self._waiting, []
+        return messages
+
+    def offline_send_result(self, reply: list[DetokenizeMsg]) -> None:
+        for msg in reply:
+            status = self._status[msg.uid]
+            if msg.next_token != FAILED_TOKEN:
+                status.output_ids.append(msg.next_token)
+            status.finish_reason, status.error = msg.finish_reason, msg.error
+
+    def generate(
+        self,
+        prompts: Sequence[str | list[int]],
+        sampling_params: Sequence[SamplingParams]
+        | SamplingParams
+        | None = None,
+        progress: bool = True,
+    ) -> list[dict[str, Any]]:
+        """Answer all prompts, in their order.
+
+        prompts: texts or lists of token ids.
+        sampling_params: one for all, or one for each.
+        progress: show a progress bar, if there is a terminal.
+        Returns for each a dict with `text`, `token_ids`, `finish_reason` (stop,
+        length or error) and `error`, which is None but for a failed request.
+
+        Raises:
+            TypeError: `prompts` is one text; put it into a list.
+            ValueError: not as many parameters as prompts.
+        """
+        if isinstance(prompts, str):
+            raise TypeError(
+                "prompts is a list; for a single one write [prompt]"
+            )
+        params = sampling_params or SamplingParams()
+        if isinstance(params, SamplingParams):
+            params = [params] * len(prompts)
+        if len(params) != len(prompts):
+            raise ValueError(
+                f"{len(prompts)} prompts but {len(params)} parameters"
+            )
+        pairs = zip(prompts, params, strict=True)
+        statuses = [self._submit(prompt, wishes) for prompt, wishes in pairs]
+        try:
+            self._run(statuses, progress and sys.stderr.isatty())
+        finally:
+            self._status.clear()
+        return [self._result(status) for status in statuses]
+
+    def _submit(
+        self, prompt: str | list[int], params: SamplingParams
+    ) -> RequestStatus:
+        status = RequestStatus(self._next_uid, [])
+        self._next_uid += 1
+        self._status[status.uid] = status
+        try:
+            ids = self._tokenize_one(prompt)
+        except ValueError as error:
+            status.finish_reason, status.error = "error", str(error)
+        else:
+            status.input_ids = ids.tolist()
+            self._waiting.append(UserMsg(status.uid, ids, params))
+        return status
+
+    @torch.inference_mode()
+    def _run(self, statuses: list[RequestStatus], show: bool) -> None:
+        data = None
+        with Progress(transient=True, disable=not show) as bar:
+            task = bar.add_task("Generating", total=len(statuses))
+            while self._waiting or self.has_work or data is not None:
+                data = self.step(data)
+                done = sum(s.finish_reason is not None for s in statuses)
+                bar.update(task, completed=done)
+
+    def _result(self, status: RequestStatus) -> dict[str, Any]:
+        text = self.tokenizer.decode(
+            status.output_ids, skip_special_tokens=True
+        )
+        return {
+            "text": text,
+            "token_ids": status.output_ids,
+            "finish_reason": status.finish_reason,
+            "error": status.error,
+        }

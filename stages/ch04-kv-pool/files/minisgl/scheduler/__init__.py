@@ -1,0 +1,1 @@
+"""Who runs when, and on which pages."""

@@ -1,0 +1,53 @@
+"""A request that waits, and whether it ever could run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from minisgl.core import SamplingParams
+from minisgl.message import UserMsg
+
+
+@dataclass
+class PendingReq:
+    """A request that has no row and no pages yet."""
+
+    uid: int
+    input_ids: torch.Tensor
+    sampling_params: SamplingParams
+
+    @property
+    def input_len(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.input_ids)
+
+    @property
+    def output_len(self) -> int:
+        """Most tokens to generate."""
+        return self.sampling_params.max_tokens
+
+
+def fit_request(msg: UserMsg, max_seq_len: int, pool_tokens: int) -> UserMsg:
+    """The request with max_tokens cut to what the context leaves.
+
+    Raises:
+        ValueError: it could never run, however long it waited.
+    """
+    length = len(msg.input_ids)
+    if length == 0:
+        raise ValueError("the prompt is empty; send at least one token")
+    if length >= max_seq_len:
+        raise ValueError(
+            f"the prompt has {length} tokens, which leaves no room to answer: "
+            f"the context holds {max_seq_len}"
+        )
+    output = min(msg.sampling_params.max_tokens, max_seq_len - length)
+    if length + output > pool_tokens:
+        raise ValueError(
+            f"prompt and answer may need {length + output} tokens, the KV pool "
+            f"holds {pool_tokens}; lower max_tokens or shorten the prompt"
+        )
+    params = replace(msg.sampling_params, max_tokens=output)
+    return replace(msg, sampling_params=params)
