@@ -21,9 +21,6 @@ _MERGED = {
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
 _PART_OF = {part: whole for whole, parts in _MERGED.items() for part in parts}
-# Stored by some checkpoints though nothing is lost without them: tables that
-# are computed, and the head of a model whose head is its embedding.
-_REDUNDANT = ("rotary_emb.inv_freq", "lm_head.weight")
 
 
 def _get_merge_info(key: str) -> tuple[str, tuple[str, ...]]:
@@ -63,6 +60,15 @@ def _plan(
                     f"tensor {part!r} is in no file of {files.folder}"
                 )
     return plan, unknown
+
+
+def _is_redundant(files: WeightFiles, name: str) -> bool:
+    """Whether nothing is lost without it: a table that is computed anyway, or
+    the head of a model whose head is its embedding."""
+    if name == "lm_head.weight":
+        embedding = "model.embed_tokens.weight"
+        return torch.equal(files.read(name), files.read(embedding))
+    return name.endswith(".rotary_emb.inv_freq")
 
 
 def _merge(
@@ -108,8 +114,9 @@ def load_weight(
         if dtype is not None and torch.promote_types(kept, dtype) != dtype:
             narrowed.add(kept)
         yield name, _merge(parts, device, dtype)
-    if odd := [name for name in unknown if not name.endswith(_REDUNDANT)]:
-        logger.warning(f"{len(odd)} unknown tensors: {', '.join(odd[:5])}")
+    if odd := [name for name in unknown if not _is_redundant(files, name)]:
+        few = ", ".join(odd[:5])
+        logger.warning(f"{len(odd)} stored tensors are not used: {few}")
     for kept in narrowed:
         logger.warning(f"weights stored in {kept} lose precision as {dtype}")
 
