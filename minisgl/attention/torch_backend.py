@@ -98,6 +98,7 @@ class TorchBackend(BaseAttnBackend):
 def _make_group(
     reqs: list[Req], n: int, start: int, table: torch.Tensor
 ) -> Group:
+    """Describe `reqs`, whose n new tokens each begin at row `start`."""
     device = table.device
     rows = torch.tensor([req.table_idx for req in reqs]).to(device)
     lengths = torch.tensor([req.device_len for req in reqs]).to(device)
