@@ -111,7 +111,7 @@ class Engine:
             x = x + self.attention(f"{at}.self_attn", h, cache)
             h = self.norm(f"{at}.post_attention_layernorm", x)
             x = x + self.mlp(f"{at}.mlp", h)
-        tied = self.config.get("tie_word_embeddings", False)
+        tied = self.config.get("tie_word_embeddings")
         head = "model.embed_tokens" if tied else "lm_head"
         return self.linear(head, self.norm("model.norm", x[-1]))
 

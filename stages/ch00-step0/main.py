@@ -30,6 +30,8 @@ def main(
     verify: bool = True,
 ) -> None:
     """Answer PROMPT greedily; --verify compares with transformers' answer."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("no CUDA device is here: leave out --device cuda")
     try:
         path = model_path(model)
         engine = Engine(path, device, getattr(torch, dtype))
@@ -48,8 +50,7 @@ def main(
         expected = transformers_answer(
             path, ids, max_tokens, engine.config["eos"], device, dtype
         )
-        same = "yes" if answer == expected else "no"
-        print("equal to transformers:", same)
+        print("equal to transformers:", "yes" if answer == expected else "no")
     print("prefill ", measured(1000 * (times[1] - times[0]), "ms"))
     rate = (len(times) - 2) / (times[-1] - times[1] or 1)
     print("decode  ", measured(rate, "tokens/s"))
