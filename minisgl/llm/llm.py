@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from rich.console import Console
 from rich.progress import Progress
 
 from minisgl.core import SamplingParams
@@ -45,6 +46,7 @@ class LLM(Scheduler):
         self.tokenizer = load_tokenizer(model_path)
         self._waiting: list[BaseBackendMsg] = []
         self._status: dict[int, RequestStatus] = {}
+        self._done = 0
         self._next_uid = 0
 
     def _tokenize_one(self, prompt: list[int] | str) -> torch.Tensor:
@@ -54,10 +56,11 @@ class LLM(Scheduler):
             else prompt
         )
         size = self.engine.sampler.vocab_size
-        if odd := [i for i in ids if not 0 <= i < size]:
-            raise ValueError(
-                f"token {odd[0]} is not in the vocabulary of {size}"
-            )
+        for token in ids:
+            if not isinstance(token, int) or not 0 <= token < size:
+                raise ValueError(
+                    f"token {token!r} is not in the vocabulary of {size}"
+                )
         return torch.tensor(ids, dtype=torch.int32)
 
     def offline_receive_msg(
@@ -72,6 +75,7 @@ class LLM(Scheduler):
             if msg.next_token != FAILED_TOKEN:
                 status.output_ids.append(msg.next_token)
             status.finish_reason, status.error = msg.finish_reason, msg.error
+            self._done += msg.finished
 
     def generate(
         self,
@@ -90,24 +94,20 @@ class LLM(Scheduler):
         length or error) and `error`, which is None but for a failed request.
 
         Raises:
-            TypeError: `prompts` is one text; put it into a list.
+            TypeError: `prompts` is no list, or holds something else.
             ValueError: not as many parameters as prompts.
         """
-        if isinstance(prompts, str):
-            raise TypeError(
-                "prompts is a list; for a single one write [prompt]"
-            )
-        params = sampling_params or SamplingParams()
-        if isinstance(params, SamplingParams):
-            params = [params] * len(prompts)
-        if len(params) != len(prompts):
-            raise ValueError(
-                f"{len(prompts)} prompts but {len(params)} parameters"
-            )
-        pairs = zip(prompts, params, strict=True)
-        statuses = [self._submit(prompt, wishes) for prompt, wishes in pairs]
+        params = _match_params(prompts, sampling_params)
+        self._done = 0
         try:
-            self._run(statuses, progress and sys.stderr.isatty())
+            pairs = zip(prompts, params, strict=True)
+            statuses = [self._submit(prompt, want) for prompt, want in pairs]
+            self._run(len(statuses), progress and sys.stderr.isatty())
+        except BaseException:
+            # Ctrl-C can come in the middle of anything: start from nothing.
+            self._waiting.clear()
+            self._reset()
+            raise
         finally:
             self._status.clear()
         return [self._result(status) for status in statuses]
@@ -122,20 +122,21 @@ class LLM(Scheduler):
             ids = self._tokenize_one(prompt)
         except ValueError as error:
             status.finish_reason, status.error = "error", str(error)
+            self._done += 1
         else:
             status.input_ids = ids.tolist()
             self._waiting.append(UserMsg(status.uid, ids, params))
         return status
 
     @torch.inference_mode()
-    def _run(self, statuses: list[RequestStatus], show: bool) -> None:
+    def _run(self, total: int, show: bool) -> None:
         data = None
-        with Progress(transient=True, disable=not show) as bar:
-            task = bar.add_task("Generating", total=len(statuses))
+        console = Console(stderr=True)
+        with Progress(console=console, transient=True, disable=not show) as bar:
+            task = bar.add_task("Generating", total=total)
             while self._waiting or self.has_work or data is not None:
                 data = self.step(data)
-                done = sum(s.finish_reason is not None for s in statuses)
-                bar.update(task, completed=done)
+                bar.update(task, completed=self._done)
 
     def _result(self, status: RequestStatus) -> dict[str, Any]:
         text = self.tokenizer.decode(
@@ -147,3 +148,23 @@ class LLM(Scheduler):
             "finish_reason": status.finish_reason,
             "error": status.error,
         }
+
+
+def _match_params(
+    prompts: Sequence[str | list[int]],
+    given: Sequence[SamplingParams] | SamplingParams | None,
+) -> Sequence[SamplingParams]:
+    """Parameters for every prompt."""
+    if isinstance(prompts, str):
+        raise TypeError("prompts is a list; for a single one write [prompt]")
+    for prompt in prompts:
+        if not isinstance(prompt, str | list):
+            raise TypeError(
+                "a prompt is a text or a list of token ids, not "
+                f"{type(prompt).__name__}; for a single one write [prompt]"
+            )
+    if given is None or isinstance(given, SamplingParams):
+        return [given or SamplingParams()] * len(prompts)
+    if len(given) != len(prompts):
+        raise ValueError(f"{len(prompts)} prompts but {len(given)} parameters")
+    return given

@@ -1,4 +1,4 @@
-"""Rows that batches in flight still read and write."""
+"""Requests that batches in flight still read and write."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from minisgl.core import Batch, Req
 
 
 @dataclass
-class _Row:
-    """req: who holds the row, as it was launched last.
+class _InFlight:
+    """req: the request, as it was launched last.
 
     launches: batches in flight that have it.
     ending: it has ended; `failed` says how.
@@ -30,43 +30,45 @@ class InflightRows:
     """
 
     def __init__(self) -> None:
-        self._rows: dict[int, _Row] = {}
+        self._by_uid: dict[int, _InFlight] = {}
 
     def launch(self, batch: Batch) -> None:
         """The rows of a batch are in use, once more."""
         for req in batch.reqs:
-            row = self._rows.setdefault(req.table_idx, _Row(req))
-            row.req = req
-            row.launches += 1
+            entry = self._by_uid.setdefault(req.uid, _InFlight(req))
+            entry.req = req
+            entry.launches += 1
 
     def retire(self, batch: Batch) -> list[tuple[Req, bool]]:
-        """A batch has come back: (request, failed) of those that can end now."""
+        """A batch has come back; call it before its tokens are dealt with.
+
+        Returns (request, failed) of those that ended before and that no other
+        batch in flight has: what they hold can be given back now.
+        """
         ended = []
         for req in batch.reqs:
-            row = self._rows[req.table_idx]
-            row.launches -= 1
-            if row.launches == 0:
-                del self._rows[req.table_idx]
-                if row.ending:
-                    ended.append((row.req, row.failed))
+            entry = self._by_uid[req.uid]
+            entry.launches -= 1
+            if entry.launches == 0:
+                del self._by_uid[req.uid]
+                if entry.ending:
+                    ended.append((entry.req, entry.failed))
         return ended
 
     def end(self, req: Req, failed: bool) -> bool:
         """A request ends: True if it can now, else `retire` will return it."""
-        row = self._rows.get(req.table_idx)
-        if row is None:
+        entry = self._by_uid.get(req.uid)
+        if entry is None:
             return True
-        row.ending, row.failed = True, failed
+        entry.ending, entry.failed = True, failed
         return False
 
     def is_ending(self, req: Req) -> bool:
         """Whether it ended while in flight, so that its tokens are void."""
-        row = self._rows.get(req.table_idx)
-        return row is not None and row.ending
+        entry = self._by_uid.get(req.uid)
+        return entry is not None and entry.ending
 
     def find(self, uid: int) -> Req | None:
         """The request of that number, if it is in flight and has not ended."""
-        rows = self._rows.values()
-        return next(
-            (r.req for r in rows if r.req.uid == uid and not r.ending), None
-        )
+        entry = self._by_uid.get(uid)
+        return None if entry is None or entry.ending else entry.req

@@ -30,7 +30,7 @@ from minisgl.scheduler.prefill import ChunkedReq, PrefillManager
 from minisgl.scheduler.table import TableManager
 from minisgl.scheduler.utils import fit_request
 from minisgl.utils import load_eos_token_ids
-from minisgl.utils.device import new_stream, use_stream, use_stream_from_now
+from minisgl.utils.device import use_stream, wait_for_current
 
 
 class ForwardInput(NamedTuple):
@@ -61,8 +61,15 @@ class Scheduler(SchedulerIOMixin):
         super().__init__()
         self.config = config
         self.engine = Engine(config)
-        self.stream = new_stream(self.engine.device)
-        use_stream_from_now(self.stream)
+        self._reset()
+        self.eos_token_ids = load_eos_token_ids(config.model_path)
+        self.stopped = False
+
+    def _reset(self) -> None:
+        """Forget every request and every cached prefix, in whatever state."""
+        # A batch in flight must not write into what is given out anew.
+        self.engine.stream.synchronize()
+        config = self.config
         self.table_manager = TableManager(
             config.max_running_req, self.engine.page_table
         )
@@ -80,8 +87,6 @@ class Scheduler(SchedulerIOMixin):
             prefills_in_a_row=config.prefills_in_a_row,
         )
         self.inflight = InflightRows()
-        self.eos_token_ids = load_eos_token_ids(config.model_path)
-        self.stopped = False
 
     @property
     def has_work(self) -> bool:
@@ -167,9 +172,9 @@ class Scheduler(SchedulerIOMixin):
     def _launch(self, forward_input: ForwardInput | None) -> ForwardData | None:
         if forward_input is None:
             return None
+        # The inputs were made on the current stream; they come first.
+        wait_for_current(self.engine.stream)
         with use_stream(self.engine.stream):
-            # What the scheduler prepared on its own stream comes first.
-            self.engine.stream.wait_stream(self.stream)  # type: ignore[arg-type]
             output = self._forward(forward_input)
         self.inflight.launch(forward_input.batch)
         return ForwardData(forward_input, output)
@@ -179,6 +184,8 @@ class Scheduler(SchedulerIOMixin):
         batch.input_ids = token_pool[forward_input.input_tuple]
         output = self.engine.forward_batch(batch, forward_input.sample_args)
         token_pool[forward_input.write_tuple] = output.next_tokens_gpu
+        # Later than the engine did: this write, too, needs the rows.
+        output.copy_done_event.record()
         self.decode_manager.filter_reqs(batch.reqs)
         return output
 

@@ -64,10 +64,14 @@ def use_stream(stream: Stream) -> AbstractContextManager[object]:
     return torch.cuda.stream(stream)
 
 
-def use_stream_from_now(stream: Stream) -> None:
-    """Device work of this thread goes to `stream`."""
+def wait_for_current(stream: Stream) -> None:
+    """What `stream` is given from here on comes after this thread's work so far.
+
+    That is what went to the stream that is current: the default one, unless
+    `use_stream` says otherwise. The host does not wait.
+    """
     if not isinstance(stream, NullStream):
-        torch.cuda.set_stream(stream)
+        stream.wait_stream(torch.cuda.current_stream(stream.device))
 
 
 def to_device(
