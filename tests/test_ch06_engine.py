@@ -83,7 +83,9 @@ def step(engine, reqs, phase):
 
 def running(reqs):
     """Those that want another token and did not fail at the last."""
-    return [r for r in reqs if r.can_decode and len(r.input_ids) == r.device_len]
+    return [
+        r for r in reqs if r.can_decode and len(r.input_ids) == r.device_len
+    ]
 
 
 def answers(reqs, asked):
@@ -145,7 +147,9 @@ def test_c15_parity_of_the_model_under_test():
 @pytest.mark.parity
 def test_c15_parity_of_smollm2_whose_stated_dtype_is_not_the_stored_one():
     if not (models_dir() / "smollm2-135m" / "config.json").is_file():
-        pytest.skip("no smollm2-135m: python tools/models.py fetch smollm2-135m")
+        pytest.skip(
+            "no smollm2-135m: python tools/models.py fetch smollm2-135m"
+        )
     folder = model_path("smollm2-135m")
     engine = Engine(config_of(folder, dtype="auto"))
     assert engine.dtype == engine.ctx.kv_cache.dtype == torch.float32
@@ -168,7 +172,9 @@ def test_c15_parity_of_requests_that_come_and_go():
             sizes.append(len(left))
             step(engine, left, "decode")
     assert sorted(set(sizes)) == [1, 2, 3, 4]
-    for ids, prompt, n in zip(answers(reqs, known), known, lengths, strict=True):
+    for ids, prompt, n in zip(
+        answers(reqs, known), known, lengths, strict=True
+    ):
         assert_parity(ids, reference("qwen3-tiny", prompt, n))
 
 
@@ -199,7 +205,9 @@ def test_c15_bfloat16_differs_only_where_two_tokens_are_close():
     engine = load(model_path("qwen3-tiny"), dtype="bfloat16")
     assert engine.dtype == engine.ctx.kv_cache.dtype == torch.bfloat16
     asked = prompts("qwen3-tiny")[:4]
-    for ids, prompt in zip(generate(engine, asked, greedy()), asked, strict=True):
+    for ids, prompt in zip(
+        generate(engine, asked, greedy()), asked, strict=True
+    ):
         expected = reference("qwen3-tiny", prompt, 64)
         at = first_difference(ids, expected.ids)
         assert at is None or expected.gaps[at] < 0.1  # of the logits' std
@@ -213,7 +221,14 @@ def test_c13_a_seeded_answer_does_not_depend_on_its_neighbours():
     engine, known = load(model_path("qwen3-tiny")), prompts("qwen3-tiny")
     alone = generate(engine, known[2:3], drawn(42))
     assert alone == generate(engine, known[2:3], drawn(42))
-    others = [drawn(None), drawn(7), greedy(9), drawn(42), drawn(3), drawn(None)]
+    others = [
+        drawn(None),
+        drawn(7),
+        greedy(9),
+        drawn(42),
+        drawn(3),
+        drawn(None),
+    ]
     asked = [*known[3:6], known[2], *known[6:8], known[0]]
     together = generate(engine, asked, [*others[:3], drawn(42), *others[3:]])
     assert together[3] == alone[0]
@@ -335,7 +350,9 @@ def test_a_bad_setting_is_one_line(setting, message):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_cuda_without_a_gpu_is_one_line():
-    with pytest.raises(ValueError, match="^device 'cuda': no CUDA device here"):
+    with pytest.raises(
+        ValueError, match=r"^device 'cuda': no CUDA device here"
+    ):
         Engine(config_of(model_path("qwen3-tiny"), device="cuda"))
 
 
@@ -351,7 +368,7 @@ def test_a_rank_is_one_of_the_ranks():
 def test_a_model_over_several_ranks_is_refused():
     config = config_of(model_path("qwen3-tiny"))
     two = EngineConfig(config.model_path, DistributedInfo(0, 2), "float32")
-    with pytest.raises(ValueError, match="^a model over several ranks"):
+    with pytest.raises(ValueError, match=r"^a model over several ranks"):
         Engine(two)
 
 
@@ -383,7 +400,7 @@ def test_a_request_may_fill_the_context_but_not_pass_it():
     step(engine, reqs, "prefill")
     step(engine, reqs, "decode")
     with pytest.raises(
-        ValueError, match="^request 0 has 17 tokens, more than .* of 16$"
+        ValueError, match=r"^request 0 has 17 tokens, more than .* of 16$"
     ):
         step(engine, reqs, "decode")
     assert reqs[1].device_len == 5
@@ -419,7 +436,7 @@ def test_one_page_is_enough_and_less_is_an_error(monkeypatch):
     for free, pages in [(weights + page, 1), (weights + 2 * page - 1, 1)]:
         made = pages_for(monkeypatch, free, memory_ratio=1.0)
         assert made.num_pages == pages
-    with pytest.raises(RuntimeError, match="^no memory .*raise memory_ratio"):
+    with pytest.raises(RuntimeError, match=r"^no memory .*raise memory_ratio"):
         pages_for(monkeypatch, weights + page - 1, memory_ratio=1.0)
 
 

@@ -181,9 +181,7 @@ def test_rows_keep_their_own_parameters():
     ]
     rng = torch.Generator().manual_seed(0)
     logits = torch.randn(5, 64, generator=rng)
-    alone = [
-        draw([p], row)[0] for p, row in zip(mixed, logits, strict=True)
-    ]
+    alone = [draw([p], row)[0] for p, row in zip(mixed, logits, strict=True)]
     assert draw(mixed, logits) == alone
     order = [3, 0, 4, 2, 1]
     shuffled = draw([mixed[i] for i in order], logits[order])
