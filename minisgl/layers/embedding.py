@@ -31,6 +31,8 @@ class ParallelLMHead(VocabParallelEmbedding):
         tie_word_embeddings: bool = False,
         tied_embedding: VocabParallelEmbedding | None = None,
     ) -> None:
+        if tie_word_embeddings and tied_embedding is None:
+            raise ValueError("a tied head needs its tied_embedding")
         self._tied = tied_embedding if tie_word_embeddings else None
         if self._tied is None:
             super().__init__(num_embeddings, embedding_dim)

@@ -135,17 +135,20 @@ def _get_rope(
     scaling = rope_scaling or {}
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     sizes = (head_dim, rotary_dim, max_position, base)
-    match kind:
-        case "default":
-            return RotaryEmbedding(*sizes)
-        case "linear":
-            factor = scaling["factor"]
-            return RotaryEmbedding(*sizes, lambda inv_freq: inv_freq / factor)
-        case "llama3":
-            return RotaryEmbedding(*sizes, _llama3(scaling))
-        case "yarn":
-            scale = _yarn(scaling, rotary_dim, base)
-            return RotaryEmbedding(*sizes, scale, _yarn_attention(scaling))
+    try:
+        match kind:
+            case "default":
+                return RotaryEmbedding(*sizes)
+            case "linear":
+                factor = scaling["factor"]
+                return RotaryEmbedding(*sizes, lambda freq: freq / factor)
+            case "llama3":
+                return RotaryEmbedding(*sizes, _llama3(scaling))
+            case "yarn":
+                scale = _yarn(scaling, rotary_dim, base)
+                return RotaryEmbedding(*sizes, scale, _yarn_attention(scaling))
+    except KeyError as missing:
+        raise ValueError(f"rope scaling {kind!r} states no {missing}") from None
     known = "default, linear, llama3, yarn"
     raise ValueError(f"rope scaling {kind!r} is not supported; known: {known}")
 
@@ -173,7 +176,7 @@ def get_rope(
     rope_scaling: the items of the checkpoint's dict, as a tuple to be hashable.
 
     Raises:
-        ValueError: a scaling that is not known.
+        ValueError: a scaling that is not known or lacks one of its settings.
     """
     scaling = dict(rope_scaling) if rope_scaling is not None else None
     with torch.device(_ROPE_DEVICE or "cpu"):
