@@ -19,6 +19,7 @@ from tests.bare_model import CPU, last_logits, load_bare
 from tests.parity import prompts
 from tools.bench_load import Peak, anonymous_bytes
 from tools.models import model_path
+from tools.steplib.masks import first_difference
 from tools.zoo.places import models_dir
 
 INDEX = "model.safetensors.index.json"
@@ -412,24 +413,36 @@ def test_c25_nothing_is_missing_in_silence_when_the_model_has_more(copy):
 
 # Memory
 
+HAVE_SMOLLM2 = (models_dir() / "smollm2-135m" / "config.json").is_file()
+needs_smollm2 = pytest.mark.skipif(
+    not HAVE_SMOLLM2,
+    reason="smollm2-135m is not here: python tools/models.py fetch smollm2-135m",
+)
+
 
 def bench(*arguments):
-    command = [sys.executable, "tools/bench_load.py", "--json", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "tools/bench_load.py", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     if done.stdout.startswith("skipped"):
         pytest.skip(done.stdout.strip())
-    return json.loads(done.stdout)
+    return done.stdout
 
 
-@pytest.mark.skipif(
-    not (models_dir() / "smollm2-135m" / "config.json").is_file(),
-    reason="smollm2-135m is not here: python tools/models.py fetch smollm2-135m",
-)
+@needs_smollm2
 def test_loading_takes_little_more_memory_than_the_weights():
-    row = bench("--way", "stream", "--dtype", "float32")["stream"]
+    row = json.loads(bench("--here", "--dtype", "float32"))
     assert row["weights"] == pytest.approx(538.1, abs=0.1)
     assert 0.9 < row["ratio"] <= 1.3
+
+
+@needs_smollm2
+@pytest.mark.slow
+def test_the_memory_of_the_page_comes_from_the_benchmark():
+    stored = Path("stages/ch03-models/memory.txt").read_text()
+    command, _, shown = stored.partition("\n")
+    assert command == "$ python tools/bench_load.py --dtype float32"
+    assert first_difference(shown, bench("--dtype", "float32")) is None
 
 
 def test_the_benchmark_sees_memory_that_was_only_held_for_a_moment():

@@ -1,6 +1,7 @@
-"""How much memory loading takes: the streaming loader against a dict of tensors.
+"""How much memory loading takes, in two ways.
 
-python tools/bench_load.py --model smollm2-135m --dtype float32
+dict: all tensors in a dict, converted, then merged into a second dict.
+stream: one weight at a time, as minisgl.models.load_model_weight does.
 
 Counts anonymous memory, which the kernel cannot take back; pages mapped from the
 weight files can be dropped and read again. Each way runs in a process of its own.
@@ -24,14 +25,11 @@ sys.path[:] = [
 sys.path.insert(0, str(ROOT))
 
 import typer  # noqa: E402
-from rich.console import Console  # noqa: E402
-from rich.table import Table  # noqa: E402
+
+from tools.stagekit import measured  # noqa: E402
 
 STATUS = Path("/proc/self/status")
-WAYS = {
-    "stream": "one weight at a time, as load_weight does",
-    "dict": "a dict of all tensors, converted, then merged",
-}
+WAYS = ("dict", "stream")
 MB = 1e6
 
 
@@ -168,18 +166,13 @@ def _in_a_child(way: str, folder: Path, dtype: str) -> dict[str, float]:
 
 
 def _show(rows: dict[str, dict[str, float]], name: str, dtype: str) -> None:
-    table = Table(
-        "way", "weights MB", "growth MB", "growth / weights", "seconds"
-    )
+    weights = next(iter(rows.values()))["weights"]
+    print(f"{name} with --dtype {dtype}: {weights:,.1f} MB of weights")
     for way, row in rows.items():
-        numbers = [f"{row['weights']:,.1f}", f"{row['growth']:,.1f}"]
-        numbers += [f"{row['ratio']:.2f}", f"{row['seconds']:.2f}"]
-        table.add_row(way, *numbers)
-    console = Console()
-    console.print(f"loading {name}, --dtype {dtype}")
-    console.print(table)
-    for way in rows:
-        console.print(f"{way}: {WAYS[way]}")
+        grown = measured(row["growth"], "MB")
+        ratio = measured(row["ratio"], "times the weights", 2)
+        print(f"{way:6}  {grown:>11} more memory, {ratio}, ", end="")
+        print(measured(row["seconds"], "s"))
 
 
 if __name__ == "__main__":

@@ -10,10 +10,10 @@ from minisgl.models.config import ModelConfig
 __all__ = ["get_model_class"]
 
 _MODELS = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
+    "LlamaForCausalLM": ".llama",
+    "MistralForCausalLM": ".mistral",
+    "Qwen2ForCausalLM": ".qwen2",
+    "Qwen3ForCausalLM": ".qwen3",
 }
 
 
@@ -32,6 +32,6 @@ def get_model_class(
             f"({model_config.model_type}) is not supported; "
             f"supported: {', '.join(_MODELS)}"
         )
-    module = import_module(f"minisgl.models.{_MODELS[model_architecture]}")
+    module = import_module(_MODELS[model_architecture], __package__)
     found: type[BaseLLMModel] = getattr(module, model_architecture)
     return found
