@@ -44,7 +44,7 @@ def last_logits(
     if find_spec("minisgl.kvcache") is None:
         ctx, batch = Context(), make_batch(reqs, "prefill", None)
     else:
-        ctx, batch = _with_pool(config, reqs)
+        ctx, batch = _with_pool(config, reqs, _dtype(model))
     with torch.inference_mode(), ctx.forward_batch(batch):
         logits = model.forward()
     if len(logits) == len(reqs):
@@ -53,13 +53,19 @@ def last_logits(
     return logits[ends]
 
 
-def _with_pool(config: ModelConfig, reqs: list) -> tuple[Any, Batch]:
+def _dtype(model: BaseLLMModel) -> torch.dtype:
+    return next(iter(model.state_dict().values())).dtype
+
+
+def _with_pool(
+    config: ModelConfig, reqs: list, dtype: torch.dtype
+) -> tuple[Any, Batch]:
     """A context in which every request has the pages it needs, one token each."""
     longest = max(req.device_len for req in reqs)
     pages = len(reqs) * longest
     ctx = Context(page_size=1)
     ctx.kv_cache = import_module("minisgl.kvcache").create_kvcache_pool(
-        config, pages, 1, torch.float32, CPU
+        config, pages, 1, dtype, CPU
     )
     table = torch.arange(pages, dtype=torch.int32)
     ctx.page_table = table.view(len(reqs), longest)

@@ -22,6 +22,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from minisgl.core import Context
 from minisgl.layers import get_rope
 from minisgl.models import ModelConfig, RotaryConfig, create_model
+from minisgl.models.utils import RopeAttn
 from minisgl.utils import (
     cached_load_hf_config,
     download_hf_weight,
@@ -144,6 +145,12 @@ def test_each_family_switches_on_what_is_its_own():
     for plain in ("llama3-tiny", "mistral-tiny"):
         found = "".join(names[plain])
         assert "bias" not in found and "q_norm" not in found
+
+
+def test_attention_alone_has_neither_biases_nor_norms():
+    config = load(model_path("qwen3-tiny"))[1]
+    names = set(RopeAttn(config, 0).state_dict())
+    assert names == {"qkv_proj.weight", "o_proj.weight"}
 
 
 def test_tables_are_shared_by_all_layers():
