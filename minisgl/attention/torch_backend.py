@@ -89,7 +89,8 @@ class TorchBackend(BaseAttnBackend):
         if n == 1:
             # The queries that share a kv head become its rows: no copies of k.
             rows = q.view(b, -1, self._group_size, q.shape[-1])
-            return F.scaled_dot_product_attention(rows, k, v, seen).view_as(q)
+            out = F.scaled_dot_product_attention(rows, k, v, seen)
+            return out.reshape(q.shape)
         rows = q.view(b, n, *q.shape[1:]).transpose(1, 2)
         out = F.scaled_dot_product_attention(rows, k, v, seen, enable_gqa=True)
         return out.transpose(1, 2).reshape(q.shape)
