@@ -1,6 +1,6 @@
 """One batch, run by hand from its prompts until every answer has ended."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -9,7 +9,7 @@ from minisgl.core import Batch, Req, SamplingParams
 from minisgl.distributed import DistributedInfo
 from minisgl.engine import FAILED_TOKEN, Engine, EngineConfig
 from minisgl.scheduler.cache import CacheManager
-from minisgl.utils import load_eos_token_ids
+from tests.handmade import make_batch, make_req
 
 
 def make_engine(path: Path, device: str, dtype: str) -> Engine:
@@ -43,35 +43,29 @@ def make_reqs(
                 f"a prompt of {len(ids)} tokens leaves no room for an answer: "
                 f"the context is {engine.max_seq_len}"
             )
-        tokens = torch.tensor(ids, dtype=torch.int32)
-        reqs.append(Req(tokens, row, 0, min(max_tokens, room), row, params))
+        reqs.append(make_req(ids, row, min(max_tokens, room), params))
     return reqs
 
 
 def prepare(engine: Engine, cache: CacheManager, reqs: list[Req]) -> Batch:
     """Pages for the tokens to compute, then the tensors of the step."""
     cache.allocate_paged(reqs)
-    batch = Batch(reqs, "decode" if reqs[0].cached_len else "prefill")
-    spans = [(r.table_idx, slice(r.cached_len, r.device_len)) for r in reqs]
-    new = [r.input_ids[span] for r, (_, span) in zip(reqs, spans, strict=True)]
-    places = [torch.arange(span.start, span.stop) for _, span in spans]
-    batch.input_ids = torch.cat(new).to(engine.device)
-    batch.positions = torch.cat(places).to(engine.device)
-    batch.out_loc = torch.cat([engine.page_table[span] for span in spans])
+    phase = "decode" if reqs[0].cached_len else "prefill"
+    batch = make_batch(reqs, phase, engine.ctx)
     engine.attn_backend.prepare_metadata(batch)
     return batch
 
 
 @torch.inference_mode()
 def run(
-    engine: Engine, reqs: list[Req], path: Path
+    engine: Engine, reqs: list[Req], ends: Collection[int]
 ) -> Iterator[dict[Req, int]]:
     """Step by step, the token of every request that was in the step.
 
-    Who has ended or failed leaves the batch; nobody takes the place.
+    Who has failed or ended leaves the batch, and nobody takes the place.
     """
     pages = engine.num_pages, engine.ctx.page_size, engine.page_table
-    cache, ends = CacheManager(*pages), load_eos_token_ids(str(path))
+    cache = CacheManager(*pages)
     while reqs:
         batch = prepare(engine, cache, reqs)
         output = engine.forward_batch(batch, engine.sampler.prepare(batch))

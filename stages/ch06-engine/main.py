@@ -11,6 +11,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[i]) for i in (2, 0)]
 import typer
 from by_hand import answer, make_engine, make_reqs, run
 
+from minisgl.utils import load_eos_token_ids
 from tools.stagekit import encode_chat, load_tokenizer, measured, model_path
 from tools.zoo.places import ModelError
 
@@ -29,8 +30,7 @@ def main(
     dtype: Literal["auto", "float32", "bfloat16"] = "float32",
 ) -> None:
     """Answer all --prompt in one batch, streaming a single one; or examples."""
-    own = (max_tokens, temperature, seed)
-    asked = [(text, *own) for text in prompt or []] or ASKED
+    asked = [(p, max_tokens, temperature, seed) for p in prompt or []] or ASKED
     try:
         path = model_path(model)
         engine, tok = make_engine(path, device, dtype), load_tokenizer(path)
@@ -39,7 +39,7 @@ def main(
     except (ModelError, OSError, ValueError, RuntimeError) as error:
         raise SystemExit(str(error)) from None
     sizes, times, shown = [], [perf_counter()], ""
-    for tokens in run(engine, reqs, path):
+    for tokens in run(engine, reqs, load_eos_token_ids(str(path))):
         sizes, times = [*sizes, len(tokens)], [*times, perf_counter()]
         if len(reqs) == 1 and not (text := answer(tok, reqs[0])).endswith("�"):
             print(text.removeprefix(shown), end="", flush=True)
