@@ -359,12 +359,17 @@ def test_a_token_is_sent_in_the_step_that_made_it_and_the_last_says_so():
     assert driver.idle
 
 
-def test_logits_that_are_not_numbers_end_their_request():
+def test_logits_that_are_not_numbers_end_their_request(monkeypatch):
     driver = Driver(TINY)
     for uid in range(3):
         driver.submit(uid, FIXED[uid], 9)
     poison(driver, 1, at_length=len(FIXED[1]) + 4)
+    dropped, manager = [], driver.scheduler.cache_manager
+    drop = manager.drop_req
+    spy = lambda req: (dropped.append(req.uid), drop(req))  # noqa: E731
+    monkeypatch.setattr(manager, "drop_req", spy)
     driver.run()
+    assert dropped == [1], "what it computed is not to be kept for anybody"
     assert driver.ended[1].finish_reason == "error"
     assert "not finite" in driver.ended[1].error
     assert len(driver.answers[1]) == 4

@@ -35,6 +35,7 @@ class PrefillAdder:
         return self._add_one_req(pending_req, table_idx)
 
     def _try_allocate_one(self, req: PendingReq) -> int | None:
+        """A row, if there is one and pages for all it may need; else None."""
         if self.table_manager.available_size == 0:
             return None
         needed = self._round(req.input_len + req.output_len)
