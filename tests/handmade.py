@@ -1,6 +1,7 @@
 """Requests and batches made by hand: what a scheduler will do, before there is one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, Literal
 
@@ -62,3 +63,24 @@ def finish_step(batch: Batch, next_tokens: Sequence[int]) -> None:
     for req, token in zip(batch.reqs, next_tokens, strict=True):
         req.complete_one()
         req.append_host(torch.tensor([token], dtype=torch.int32))
+
+
+class _EveryRow:
+    """Attention metadata of a batch whose requests have one token each."""
+
+    def get_last_indices(self, bs: int) -> torch.Tensor:
+        return torch.arange(bs)
+
+
+@contextmanager
+def one_token_each(count: int) -> Iterator[Batch]:
+    """Inside, a step of `count` requests of one token is running.
+
+    From ch05 on the head computes only the last token of each request of the running
+    batch. In this one these are all tokens, so every version of the head agrees.
+    """
+    reqs = [make_req([0], row, max_tokens=1) for row in range(count)]
+    batch = Batch(reqs, "decode")
+    batch.attn_metadata = _EveryRow()
+    with make_ctx().forward_batch(batch):
+        yield batch

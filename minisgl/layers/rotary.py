@@ -81,8 +81,7 @@ def _llama3(scaling: dict[str, Any]) -> _Scale:
         keep: torch.Tensor = (
             (original / wavelength - low) / (high - low)
         ).clamp(0.0, 1.0)
-        slowed = inv_freq / factor
-        return (1 - keep) * slowed + keep * inv_freq
+        return (1 - keep) * inv_freq / factor + keep * inv_freq
 
     return scale
 
@@ -102,11 +101,13 @@ def _yarn(scaling: dict[str, Any], dim: int, base: float) -> _Scale:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
 
+    # Equal ends would divide by zero: a ramp that short is a step.
+    width = high - low or 0.001
+
     def scale(inv_freq: torch.Tensor) -> torch.Tensor:
         pairs = torch.arange(dim // 2).float()
-        # Equal ends would divide by zero: a ramp that short is a step.
-        slow = ((pairs - low) / max(high - low, 0.001)).clamp(0.0, 1.0)
-        return inv_freq / factor * slow + inv_freq * (1 - slow)
+        keep = 1 - ((pairs - low) / width).clamp(0.0, 1.0)
+        return inv_freq / factor * (1 - keep) + inv_freq * keep
 
     return scale
 
