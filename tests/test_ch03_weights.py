@@ -338,6 +338,7 @@ def test_c25_unknown_tensors_are_reported_and_redundant_ones_are_not(
     load_bare(folder)
     assert "7 stored tensors are not used: " in said.text
     assert f"{AT}self_attn.q_proj.bias" in said.text
+    assert "odd.3" in said.text and "odd.4" not in said.text
     edit(folder, drop=odd)
     said.clear()
     edit(folder, add={f"{AT}self_attn.rotary_emb.inv_freq": torch.ones(32)})

@@ -65,9 +65,10 @@ def _plan(
 def _is_redundant(files: WeightFiles, name: str) -> bool:
     """Whether nothing is lost without it: a table that is computed anyway, or
     the head of a model whose head is its embedding."""
-    if name == "lm_head.weight":
-        embedding = "model.embed_tokens.weight"
-        return torch.equal(files.read(name), files.read(embedding))
+    embedding = "model.embed_tokens.weight"
+    if name == "lm_head.weight" and embedding in files:
+        head, table = files.read(name), files.read(embedding)
+        return head.dtype == table.dtype and torch.equal(head, table)
     return name.endswith(".rotary_emb.inv_freq")
 
 
