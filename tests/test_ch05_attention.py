@@ -177,12 +177,9 @@ def test_neighbours_with_equally_many_new_tokens_are_one_group():
     assert sizes == [(1, 13), (2, 31), (1, 12), (1, 1), (1, 24), (1, 3)]
     for group in groups:
         n = (group.rows.stop - group.rows.start) // len(group.slots)
-        assert group.seen.shape == (
-            len(group.slots),
-            1,
-            n,
-            group.slots.shape[1],
-        )
+        heads = attention.heads // attention.kv_heads
+        b, m = group.slots.shape
+        assert group.seen.shape == (b, 1, heads * n, m)
 
 
 def test_padding_points_at_the_requests_own_first_slot():

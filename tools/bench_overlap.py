@@ -145,7 +145,7 @@ def run(
         overlap=overlap,
         use_dummy_weight=True,
         max_running_req=len(work),
-        max_seq_len_override=4096,
+        max_seq_len_override=max(sum(lengths) for lengths in work) + 1,
         page_size=16,
         cache_type="naive",
     )
@@ -193,15 +193,13 @@ def main(
         str, typer.Option(help="float32 or bfloat16.")
     ] = "float32",
     requests: Annotated[int, typer.Option(help="How many at once.")] = 64,
-    longest: Annotated[
-        int, typer.Option(help="Longest prompt and answer.")
-    ] = 256,
+    prompt: Annotated[int, typer.Option(help="Longest prompt.")] = 256,
+    answer: Annotated[int, typer.Option(help="Longest answer.")] = 256,
 ) -> None:
     """Run the same requests with overlap off and on and compare."""
     rng = random.Random(1)
-    shortest = longest // 16
     work = [
-        (rng.randint(shortest, longest), rng.randint(shortest, longest))
+        (rng.randint(prompt // 2, prompt), rng.randint(answer // 2, answer))
         for _ in range(requests)
     ]
     with tempfile.TemporaryDirectory() as scratch:

@@ -20,7 +20,8 @@ class Group:
     rows: their tokens in the flat batch.
     slots: int32 [b, m], KV slots of each request. Rows are padded to the
         longest, m, with the first slot of the same request.
-    seen: bool [b, 1, n, m], which of them each new token may look at.
+    seen: bool [b, 1, G * n, m], which of them each new token may look at, once
+        for each of the G query heads of a kv head.
     """
 
     rows: slice
@@ -49,6 +50,8 @@ class TorchBackend(BaseAttnBackend):
         groups, start, table = [], 0, self._ctx.page_table
         for length, reqs in groupby(batch.reqs, lambda req: req.extend_len):
             group = _make_group(list(reqs), length, start, table)
+            # One copy of the mask for every query head of a kv head.
+            group.seen = group.seen.repeat(1, 1, self._group_size, 1)
             groups.append(group)
             start = group.rows.stop
         lengths = torch.tensor([req.extend_len for req in batch.reqs])
@@ -84,16 +87,17 @@ class TorchBackend(BaseAttnBackend):
         v: torch.Tensor,
         seen: torch.Tensor,
     ) -> torch.Tensor:
-        """q [b * n, heads, dim]; k, v [b, kv_heads, m, dim] -> shaped as q."""
-        b, _, n, _ = seen.shape
-        if n == 1:
-            # The queries that share a kv head become its rows: no copies of k.
-            rows = q.view(b, -1, self._group_size, q.shape[-1])
-            out = F.scaled_dot_product_attention(rows, k, v, seen)
-            return out.reshape(q.shape)
-        rows = q.view(b, n, *q.shape[1:]).transpose(1, 2)
-        out = F.scaled_dot_product_attention(rows, k, v, seen, enable_gqa=True)
-        return out.transpose(1, 2).reshape(q.shape)
+        """q [b * n, heads, dim]; k, v [b, kv_heads, m, dim] -> shaped as q.
+
+        seen: bool [b, 1, heads / kv_heads * n, m].
+        """
+        # The queries that share a kv head become its rows: no copies of k.
+        b, kv_heads, _, dim = k.shape
+        rows = q.view(b, -1, kv_heads, self._group_size, dim)
+        rows = rows.permute(0, 2, 3, 1, 4).flatten(2, 3)
+        out = F.scaled_dot_product_attention(rows, k, v, seen)
+        out = out.view(b, kv_heads, self._group_size, -1, dim)
+        return out.permute(0, 3, 1, 2, 4).reshape(q.shape)
 
 
 def _make_group(
