@@ -313,6 +313,18 @@ def test_c14_a_failed_row_has_a_token_on_the_device_for_one_more_step(
     ]
 
 
+def test_token_zero_is_a_token(monkeypatch):
+    def prefer_zero(batch):
+        return lambda logits: logits.index_fill(1, torch.tensor([0]), 1e9)
+
+    engine = load(model_path("qwen3-tiny"))
+    monkeypatch.setattr(engine.sampler, "processors", [prefer_zero])
+    reqs = make_reqs([[5, 6, 7]], greedy(2))
+    lend_pages(engine, reqs)
+    output = step(engine, reqs, "prefill")
+    assert int(output.next_tokens_gpu) == int(output.next_tokens_cpu) == 0
+
+
 def test_a_step_moves_the_counters_of_its_requests_on():
     engine = load(model_path("qwen3-tiny"))
     reqs = make_reqs([[5, 6, 7], [8]], greedy(2))
