@@ -101,11 +101,11 @@ class BasePrefixCache(ABC):
     def lock_handle(
         self, handle: BaseCacheHandle, unlock: bool = False
     ) -> None:
-        """Protect a prefix from eviction; as many unlocks undo as many locks."""
+        """Protect a prefix from eviction; every lock needs its own unlock."""
 
     @abstractmethod
     def match_prefix(self, input_ids: torch.Tensor) -> MatchResult:
-        """The longest prefix of `input_ids` that is here; lock it to keep it."""
+        """The longest prefix of `input_ids` here; lock it to keep it."""
 
     @abstractmethod
     def insert_prefix(

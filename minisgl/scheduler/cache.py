@@ -81,9 +81,10 @@ class CacheManager:
         """Put what the request has computed into the prefix cache.
 
         Its last token stays out: nothing has shown yet that it was computed
-        well. Where the cache holds the same tokens already, its pages stay and the
-        request's are freed, the row pointing at the cache's first. A request
-        that is finished gives up its lock and all pages the cache did not take.
+        well. Where the cache holds the same tokens already, its pages stay and
+        the request's are freed, the row pointing at the cache's first. A
+        request that is finished gives up its lock and all pages the cache did
+        not take.
         """
         row, old = self.page_table[req.table_idx], req.cache_handle
         computed = min(req.cached_len, len(req.input_ids) - 1)
@@ -105,7 +106,7 @@ class CacheManager:
         self.unlock(old)
 
     def drop_req(self, req: Req) -> None:
-        """Take back the request's own pages, and let nobody reuse their content."""
+        """Take back the request's own pages; nobody may reuse their content."""
         self._free_row(req, req.cache_handle.cached_len)
         self.unlock(req.cache_handle)
 
@@ -113,18 +114,17 @@ class CacheManager:
         """Check the books of an idle pool; reads the device.
 
         Raises:
-            RuntimeError: a page is lost, or in two places.
+            RuntimeError: pages do not add up, are locked, or are free twice.
         """
         self.prefix_cache.check_integrity()
         cached, locked = self.prefix_cache.size_info
         free = len(self.free_pages)
-        if (
-            locked
-            or free * self.page_size + cached != self.num_pages * self.page_size
-        ):
+        in_all = self.num_pages * self.page_size
+        if locked or free * self.page_size + cached != in_all:
             raise RuntimeError(
                 f"pages do not add up: {free} free, {cached} tokens cached, "
-                f"{locked} locked, {self.num_pages} pages of {self.page_size} in all"
+                f"{locked} locked, {self.num_pages} pages of "
+                f"{self.page_size} in all"
             )
         if len(self.free_pages.unique()) != free:
             raise RuntimeError("a page is in the free list twice")

@@ -21,7 +21,7 @@ class DecodeManager:
     running_reqs: dict[int, Req] = field(default_factory=dict)
 
     def filter_reqs(self, reqs: Iterable[Req]) -> None:
-        """After a step: take in those that can go on, let go those that cannot."""
+        """After a step: take in those that can go on, let go the others."""
         for req in reqs:
             self.running_reqs[req.uid] = req
         going_on = {u: r for u, r in self.running_reqs.items() if r.can_decode}

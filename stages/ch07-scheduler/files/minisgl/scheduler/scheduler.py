@@ -32,7 +32,7 @@ from minisgl.utils import load_eos_token_ids
 
 
 class ForwardInput(NamedTuple):
-    """A batch ready to run; where its tokens are in the pool, and new ones go."""
+    """A batch ready to run; where its tokens are, and where new ones go."""
 
     batch: Batch
     sample_args: BatchSamplingArgs
@@ -155,7 +155,7 @@ class Scheduler(SchedulerIOMixin):
         return DetokenizeMsg(req.uid, next_token, True, reason)
 
     def _free_req_resources(self, req: Req, failed: bool = False) -> None:
-        """Give back all a request holds; nobody may reuse what a failed one did."""
+        """Give back what a request holds; a failed one's pages are suspect."""
         self.decode_manager.remove_req(req)
         if failed:
             self.cache_manager.drop_req(req)
