@@ -41,10 +41,8 @@ class PrefillAdder:
         """Lock the known prefix and take a row, or change nothing."""
         if self.table_manager.available_size == 0:
             return None
-        cache, handle = (
-            self.cache_manager,
-            self.cache_manager.match_req(req).cuda_handle,
-        )
+        cache = self.cache_manager
+        handle = cache.match_req(req).cuda_handle
         # Locked first: what it matched is then not counted as available.
         cache.lock(handle)
         needed = self._round(req.input_len + req.output_len) - handle.cached_len
