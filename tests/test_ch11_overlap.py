@@ -102,19 +102,20 @@ def test_fault4_an_abort_while_a_prefill_is_in_flight_frees_once():
 def logged(driver: Driver) -> Iterator[list[str]]:
     """Lines ``launch N`` and ``read N``: the host's order of events."""
     log: list[str] = []
-    scheduler, numbers = driver.scheduler, {}
+    scheduler, batches = driver.scheduler, []
     launch, process = scheduler._launch, scheduler._process_last_data
 
     def launched(forward_input):
         data = launch(forward_input)
         if data is not None:
-            numbers[id(data.forward_input.batch)] = len(numbers) + 1
-            log.append(f"launch {len(numbers)}")
+            batches.append(data.forward_input.batch)
+            log.append(f"launch {len(batches)}")
         return data
 
     def processed(data):
         if data is not None:
-            log.append(f"read {numbers[id(data.forward_input.batch)]}")
+            same = [batch is data.forward_input.batch for batch in batches]
+            log.append(f"read {same.index(True) + 1}")
         process(data)
 
     scheduler._launch, scheduler._process_last_data = launched, processed
