@@ -13,7 +13,6 @@ from minisgl import core
 from minisgl.core import Batch, Req, SamplingParams, get_global_ctx
 from tests.handmade import finish_step, make_batch, make_ctx, make_req
 from tests.parity import assert_parity, model_under_test, prompts, reference
-from tools.steplib.masks import first_difference
 
 STAGES = Path(__file__).parents[1] / "stages"
 Engine = run_path(str(STAGES / "ch00-step0" / "engine.py"))["Engine"]
@@ -365,11 +364,3 @@ def test_parity_of_a_request_that_joins_others_and_of_a_changing_order():
         driver().step(joined, "decode")
     for req, ids in zip(reqs, asked, strict=True):
         assert_parity(answer(req), reference(folder, ids, 12))
-
-
-def test_the_waiting_times_of_the_page_come_from_its_program(capsys):
-    folder = STAGES / "ch01-core"
-    run_path(str(folder / "waiting.py"))["main"]()
-    command, _, shown = (folder / "waiting.txt").read_text().partition("\n")
-    assert command == "$ python stages/ch01-core/waiting.py"
-    assert first_difference(shown, capsys.readouterr().out) is None

@@ -1,8 +1,6 @@
 """Operators against torch and transformers: one by one, a layer, a model."""
 
 import functools
-from pathlib import Path
-from runpy import run_path
 
 import pytest
 import torch
@@ -41,7 +39,6 @@ from minisgl.layers import (
 )
 from tests.handmade import one_token_each
 from tests.parity import assert_parity, model_under_test, prompts, reference
-from tools.steplib.masks import first_difference
 
 CPU = torch.device("cpu")
 
@@ -768,11 +765,3 @@ def test_the_model_is_found_under_the_names_of_the_checkpoint():
     assert "model.layers.0.self_attn.qkv_proj.weight" in found
     assert "model.layers.0.mlp.gate_up_proj.weight" in found
     assert not any("rope" in name or "lm_head" in name for name in found)
-
-
-def test_the_costs_of_the_page_come_from_their_program(capsys):
-    folder = Path(__file__).parents[1] / "stages" / "ch02-operators"
-    run_path(str(folder / "costs.py"))["main"]()
-    command, _, shown = (folder / "costs.txt").read_text().partition("\n")
-    assert command == "$ python stages/ch02-operators/costs.py"
-    assert first_difference(shown, capsys.readouterr().out) is None
