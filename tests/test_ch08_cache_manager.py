@@ -155,6 +155,7 @@ def test_a_prefix_is_shared_and_locked_while_it_is_in_use():
     manager.cache_req(first, finished=False)
     assert first.cache_handle.cached_len == 8, "whole pages of the prompt"
     assert cache.size_info == (0, 8)
+    assert cache.size_info.total_size == 8
     assert manager.available_size == 13 * 4
     second = admit(manager, [*range(8), 50, 51, 52], 1)
     assert second.cached_len == 8
@@ -454,6 +455,19 @@ def test_a_known_prefix_is_not_computed_again():
     assert sizes == [33, 7, 1, 3]
     assert driver.answers[2] == driver.answers[0]
     driver.assert_parity(0, 1, 2, 3)
+    driver.assert_every_page()
+
+
+def test_a_known_prefix_is_not_paid_for():
+    driver = Driver(TINY, page_size=4, pages=18)
+    share(driver)
+    driver.submit(0, FIXED[5], 1)  # leaves 32 tokens in the cache, 40 are free
+    driver.run()
+    for uid in (1, 2):
+        driver.submit(uid, FIXED[5], 19)  # 52 each, 20 of them new
+    driver.run()
+    assert driver.steps[1] == ("prefill", {1: 1, 2: 1})
+    driver.assert_parity(1, 2, length=19)
     driver.assert_every_page()
 
 
