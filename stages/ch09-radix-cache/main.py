@@ -30,7 +30,7 @@ def tree() -> None:
     for text, at in ((b"abcdefg", 0), (b"abcdxy", 7), (b"abq", 13)):
         own = slots[at : at + len(text)]
         known, handle = cache.insert_prefix(torch.tensor([*text]).int(), own)
-        print(f"insert {text.decode()}: {known} known, {len(text) - known} kept")
+        print(f"insert {text.decode()}: {known} tokens were known")
         draw(cache.root_node)
     cache.lock_handle(handle)
     print("lock abq, evict 4: slots", *cache.evict(4).tolist())
@@ -45,16 +45,14 @@ def main(
     tree()
     print(f"\n{'prefill':32}  tokens  computed  reused  naive and radix")
     for name, play in WORKLOADS.items():
-        servers = [Server(model, kind, device) for kind in ("naive", "radix")]
-        for server in servers:
+        naive, radix = (Server(model, k, device) for k in ("naive", "radix"))
+        for server in (naive, radix):
             play(server)
-        naive, radix = servers
         row = f"{name:32}{radix.asked:8,}{radix.computed:10,}"
         row += f"{1 - radix.computed / radix.asked:8.0%} "
-        print(row, *(measured(1000 * server.seconds, "ms") for server in servers))
+        print(row, *(measured(1000 * s.seconds, "ms") for s in (naive, radix)))
         assert naive.answers == radix.answers, "the cache changed an answer"
-    pair = first_token(Server(model, "radix", device))
-    cold, hit = (measured(1000 * seconds, "ms") for seconds in pair)
+    cold, hit = (measured(1000 * s, "ms") for s in first_token(model, device))
     print(f"\nfirst token of 528: {cold}, with 512 of them known: {hit}")
 
 

@@ -1,7 +1,6 @@
 """Prompts that share their beginnings, served with and without a radix cache."""
 
 from dataclasses import dataclass, field
-from functools import partial
 from time import perf_counter
 
 import torch
@@ -14,6 +13,7 @@ from minisgl.message import UserMsg
 from minisgl.scheduler import Scheduler, SchedulerConfig
 from minisgl.scheduler.cache import CacheManager
 from tools.stagekit import model_path
+from tools.zoo.places import ModelError
 
 ANSWER = 8
 
@@ -44,18 +44,24 @@ class Server:
 
     def __post_init__(self) -> None:
         # The scheduler has no setting for it yet; chapter 10 adds one.
-        manager = partial(CacheManager, type=self.cache)
-        scheduler_module.CacheManager = manager  # type: ignore
-        self.scheduler = Scheduler(
-            SchedulerConfig(
+        scheduler_module.CacheManager = self._manager  # type: ignore
+        try:
+            config = SchedulerConfig(
                 str(model_path(self.model)),
                 DistributedInfo(0, 1),
                 "float32",
                 num_page_override=self.pages,
                 device=self.device,
             )
-        )
+            self.scheduler = Scheduler(config)
+        except (ModelError, ValueError) as error:
+            raise SystemExit(str(error)) from None
         self._note_batches()
+
+    def _manager(
+        self, num_pages: int, page_size: int, page_table: torch.Tensor, *_: str
+    ) -> CacheManager:
+        return CacheManager(num_pages, page_size, page_table, self.cache)
 
     def ask(self, *prompts: list[int]) -> list[int]:
         """Serve prompts that come at once; returns the last one's answer."""
@@ -84,7 +90,8 @@ class Server:
 
     def _note_batches(self) -> None:
         """Keep each batch that runs, for `_step` to look at."""
-        run, self.batches = self.scheduler.engine.forward_batch, []
+        run = self.scheduler.engine.forward_batch
+        self.batches: list[Batch] = []
 
         def noted(batch: Batch, args: BatchSamplingArgs) -> ForwardOutput:
             self.batches.append(batch)
@@ -93,8 +100,9 @@ class Server:
         self.scheduler.engine.forward_batch = noted  # type: ignore[method-assign]
 
 
-def first_token(server: Server) -> tuple[float, float]:
+def first_token(model: str, device: str) -> tuple[float, float]:
     """Seconds of a prefill of 528 tokens, and of one with 512 of them known."""
+    server = Server(model, "radix", device)
     times: dict[str, list[float]] = {"cold": [], "hit": []}
     for i in range(4):
         for kind, own in (("cold", 100 + i), ("hit", 200 + i)):
