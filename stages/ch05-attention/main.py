@@ -39,7 +39,8 @@ def main(
         held += sum(req.device_len for req in batch)
         found = []
         for group in engine.step(batch).attn_metadata.groups:
-            (b, m), n = group.slots.shape, group.seen.shape[2]
+            b, m = group.slots.shape
+            n = (group.rows.stop - group.rows.start) // b
             read += b * m
             found.append(f"{b} x {n} / {b * m}")
         print(f"{'  '.join(spans):33}  {'   '.join(found)}")
