@@ -151,7 +151,7 @@ class CacheManager:
     def _free_row(self, req: Req, kept: int) -> None:
         """Free what the request holds past its first `kept` tokens."""
         held = align_ceil(req.cached_len, self.page_size)
-        self._free(self.page_table[req.table_idx, kept:held].clone())
+        self._free(self.page_table[req.table_idx, kept:held])
 
     def _free(self, indices: torch.Tensor) -> None:
         """Free whole pages, given by the slots of all their tokens."""
