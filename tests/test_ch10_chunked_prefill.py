@@ -8,7 +8,7 @@ import torch
 from minisgl.core import SamplingParams
 from minisgl.kvcache.naive_cache import NaivePrefixCache
 from minisgl.kvcache.radix_cache import RadixPrefixCache
-from minisgl.scheduler.prefill import ChunkedReq
+from minisgl.scheduler.prefill import ChunkedReq, PrefillManager
 from tests.driver import Driver, poison
 from tests.handmade import make_req
 from tests.parity import RandomParity, model_under_test, prompts, random_prompts
@@ -370,6 +370,7 @@ def test_by_default_the_cache_is_on_and_prefills_take_turns(folder):
     config = driver.scheduler.config
     assert (config.cache_type, config.prefills_in_a_row) == ("auto", 1)
     assert driver.scheduler.prefill_manager.prefills_in_a_row == 1
+    assert PrefillManager.prefills_in_a_row == 1
 
 
 @pytest.mark.parametrize(

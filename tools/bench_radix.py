@@ -24,8 +24,8 @@ sys.path.insert(0, str(ROOT))
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import typer  # noqa: E402
-from rich.console import Console  # noqa: E402
-from rich.table import Table  # noqa: E402
+
+from tools.stagekit import measured  # noqa: E402
 
 if TYPE_CHECKING:
     from minisgl.kvcache.radix_cache import RadixPrefixCache
@@ -180,35 +180,27 @@ def main(
 ) -> None:
     """Print operations per second, and the work for each token of a prompt."""
     torch.set_num_threads(1)
-    table = Table(title=f"{requests} requests, pages of {page_size}")
-    for name in ("length", "hits", "operations/s", "us/request", "match", "insert"):
-        table.add_column(name, justify="right")
-    for name in ("evict", "lock", "compared/token", "nodes/request"):
-        table.add_column(name, justify="right")
+    print(f"{requests:,} requests, pages of {page_size}, room for {pool} prompts")
+    print("length  hits  operations/s  match   insert  evict   compared   nodes")
     for n in length or [256, 512, 1024]:
         if n < 4:
             raise SystemExit("error: --length must be at least 4")
         pages = pool * -(-n // page_size)
         run = measure(requests, n, pages, page_size, seed, count=False)
         work = measure(min(requests, 1000), n, pages, page_size, seed)
-        table.add_row(*_row(n, run, work))
-    Console(width=110).print(table)
-    print("operations: match, insert and evict; times in us for each request")
+        print(_row(n, run, work))
+    print("an operation: a match, insert or evict; its mean CPU time in us")
+    print("compared: tokens for each token of a prompt; nodes: for each request")
 
 
-def _row(length: int, run: Result, work: Result) -> list[str]:
-    main_ones = [n for n in ("match", "insert", "evict") if n in run.calls]
-    total = sum(run.seconds[name] for name in main_ones)
-    each = {n: 1e6 * s / run.requests for n, s in run.seconds.items()}
-    return [
-        str(length),
-        f"{run.hit_rate:.0%}",
-        f"{sum(run.calls[name] for name in main_ones) / total:,.0f}",
-        f"{sum(each.values()):.1f}",
-        *(f"{each.get(n, 0):.1f}" for n in ("match", "insert", "evict", "lock")),
-        f"{work.compared_per_token:.2f}",
-        f"{work.nodes_per_request:.1f}",
-    ]
+def _row(length: int, run: Result, work: Result) -> str:
+    timed = [name for name in ("match", "insert", "evict") if name in run.calls]
+    rate = sum(run.calls[n] for n in timed) / sum(run.seconds[n] for n in timed)
+    row = f"{length:6}{run.hit_rate:6.0%}  {measured(rate, '', 0):14}"
+    for name in timed:
+        each = 1e6 * run.seconds[name] / run.calls[name]
+        row += f"{measured(each, ''):8}"
+    return row + f"{work.compared_per_token:8.2f}{work.nodes_per_request:8.1f}"
 
 
 if __name__ == "__main__":
