@@ -20,14 +20,14 @@ def main(
 ) -> None:
     """Watch a small pool, compare answers with a large one's, break a count."""
     expected, answers = defaultdict(list), defaultdict(list)
-    for replies in serve(start(model, device, 2000, PAGE_SIZE)):
+    for replies in serve(start(model, device, 2000, PAGE_SIZE), 0):
         for reply in replies:
             expected[reply.uid].append(reply.next_token)
     scheduler = start(model, device, PAGES, PAGE_SIZE)
     scheduler.engine.sampler.processors.append(fail_some)
     manager, ends = scheduler.cache_manager, Counter()
     print(f"step run wait  {PAGES} pages: # lent, . free")
-    for step, replies in enumerate(serve(scheduler), 1):
+    for step, replies in enumerate(serve(scheduler, gap=2), 1):
         for reply in replies:
             ends[reply.finish_reason] += reply.finished
             if reply.finish_reason != "error":

@@ -13,7 +13,7 @@ from minisgl.scheduler import Scheduler, SchedulerConfig
 from tools.stagekit import model_path
 from tools.zoo.places import ModelError
 
-COUNT = 60
+COUNT = 40
 
 
 def start(model: str, device: str, pages: int, page_size: int) -> Scheduler:
@@ -58,13 +58,13 @@ def fail_some(batch: Batch) -> LogitsEdit | None:
     return edit if rows else None
 
 
-def serve(scheduler: Scheduler) -> Iterator[list[DetokenizeMsg]]:
-    """One request comes in every other step; yields the replies of each step."""
+def serve(scheduler: Scheduler, gap: int) -> Iterator[list[DetokenizeMsg]]:
+    """A request comes in every `gap` steps; yields the replies of each step."""
     queue, step = requests(), 0
     while queue or scheduler.has_work:
-        step += 1
-        if queue and step % 2:
+        while queue and step >= gap * queue[0].uid:
             scheduler.inbox.append(queue.pop(0))
+        step += 1
         scheduler.normal_loop()
         replies, scheduler.outbox = scheduler.outbox, []
         yield replies
