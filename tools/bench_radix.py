@@ -181,7 +181,7 @@ def main(
     """Print operations per second, and the work for each token of a prompt."""
     torch.set_num_threads(1)
     print(f"{requests:,} requests, pages of {page_size}, room for {pool} prompts")
-    print("length  hits  operations/s  match   insert  evict   compared   nodes")
+    print("length  hits  compared  nodes  operations/s, us of match, insert, evict")
     for n in length or [256, 512, 1024]:
         if n < 4:
             raise SystemExit("error: --length must be at least 4")
@@ -189,18 +189,18 @@ def main(
         run = measure(requests, n, pages, page_size, seed, count=False)
         work = measure(min(requests, 1000), n, pages, page_size, seed)
         print(_row(n, run, work))
-    print("an operation: a match, insert or evict; its mean CPU time in us")
     print("compared: tokens for each token of a prompt; nodes: for each request")
+    print("an operation: a match, an insert or an evict; mean CPU time of each")
 
 
 def _row(length: int, run: Result, work: Result) -> str:
     timed = [name for name in ("match", "insert", "evict") if name in run.calls]
     rate = sum(run.calls[n] for n in timed) / sum(run.seconds[n] for n in timed)
-    row = f"{length:6}{run.hit_rate:6.0%}  {measured(rate, '', 0):14}"
-    for name in timed:
-        each = 1e6 * run.seconds[name] / run.calls[name]
-        row += f"{measured(each, ''):8}"
-    return row + f"{work.compared_per_token:8.2f}{work.nodes_per_request:8.1f}"
+    times = [1e6 * run.seconds[name] / run.calls[name] for name in timed]
+    shown = [measured(rate, "", 0), *(measured(time, "") for time in times)]
+    row = f"{length:6}{run.hit_rate:6.0%}{work.compared_per_token:10.2f}"
+    row += f"{work.nodes_per_request:7.1f}  "
+    return row + " ".join(value.strip() for value in shown)
 
 
 if __name__ == "__main__":

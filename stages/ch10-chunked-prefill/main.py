@@ -25,13 +25,14 @@ def main(
     for (budget, in_a_row), log in logs.items():
         print(f"{budget:6}{in_a_row:10}  {log.picture()}")
     print("d decode, P prefill\n")
-    print("budget  in a row  a stream waits    prompt waits          all")
+    print(f"{'steps of':>36}{'time of':>11}")
+    print("budget  in a row  pause  prompt  all  pause, prompt, all")
     for (budget, in_a_row), log in logs.items():
-        row = f"{budget:6}{in_a_row:10}"
-        for wait in (log.longest_wait(), log.first_token()):
-            row += f"{wait.steps:4} = {measured(1000 * wait.seconds, 'ms'):9}"
-        row += f"{len(log.steps):4} = {measured(1000 * log.total, 'ms')}"
-        print(row)
+        pause, prompt = log.longest_wait(), log.first_token()
+        steps = f"{pause.steps:7}{prompt.steps:8}{len(log.steps):5}"
+        times = (pause.seconds, prompt.seconds, log.total)
+        shown = (measured(1000 * seconds, "ms") for seconds in times)
+        print(f"{budget:6}{in_a_row:10}{steps} ", *shown)
     first, *others = (log.answers for log in logs.values())
     same = all(answers == first for answers in others)
     print("\nthe answers are equal:", "yes" if same else "no")
