@@ -14,7 +14,7 @@ from rich.progress import Progress
 from minisgl.core import SamplingParams
 from minisgl.distributed import DistributedInfo
 from minisgl.engine import FAILED_TOKEN
-from minisgl.message import BaseBackendMsg, DetokenizeMsg, UserMsg
+from minisgl.message import DetokenizeMsg, UserMsg
 from minisgl.scheduler import Scheduler, SchedulerConfig
 from minisgl.utils import load_tokenizer
 
@@ -44,7 +44,6 @@ class LLM(Scheduler):
         rank = DistributedInfo(0, 1)
         super().__init__(SchedulerConfig(model_path, rank, dtype, **kwargs))
         self.tokenizer = load_tokenizer(model_path)
-        self._waiting: list[BaseBackendMsg] = []
         self._status: dict[int, RequestStatus] = {}
         self._done = 0
         self._next_uid = 0
@@ -62,12 +61,6 @@ class LLM(Scheduler):
                     f"token {token!r} is not in the vocabulary of {size}"
                 )
         return torch.tensor(ids, dtype=torch.int32)
-
-    def offline_receive_msg(
-        self, blocking: bool = False
-    ) -> list[BaseBackendMsg]:
-        messages, self._waiting = self._waiting, []
-        return messages
 
     def offline_send_result(self, reply: list[DetokenizeMsg]) -> None:
         for msg in reply:
@@ -105,7 +98,7 @@ class LLM(Scheduler):
             self._run(len(statuses), progress and sys.stderr.isatty())
         except BaseException:
             # Ctrl-C can come in the middle of anything: start from nothing.
-            self._waiting.clear()
+            self.inbox.clear()
             self._reset()
             raise
         finally:
@@ -120,12 +113,12 @@ class LLM(Scheduler):
         self._status[status.uid] = status
         try:
             ids = self._tokenize_one(prompt)
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             status.finish_reason, status.error = "error", str(error)
             self._done += 1
         else:
             status.input_ids = ids.tolist()
-            self._waiting.append(UserMsg(status.uid, ids, params))
+            self.inbox.append(UserMsg(status.uid, ids, params))
         return status
 
     @torch.inference_mode()
@@ -134,7 +127,7 @@ class LLM(Scheduler):
         console = Console(stderr=True)
         with Progress(console=console, transient=True, disable=not show) as bar:
             task = bar.add_task("Generating", total=total)
-            while self._waiting or self.has_work or data is not None:
+            while self.inbox or self.has_work or data is not None:
                 data = self.step(data)
                 bar.update(task, completed=self._done)
 
@@ -167,4 +160,6 @@ def _match_params(
         return [given or SamplingParams()] * len(prompts)
     if len(given) != len(prompts):
         raise ValueError(f"{len(prompts)} prompts but {len(given)} parameters")
+    if odd := [p for p in given if not isinstance(p, SamplingParams)]:
+        raise TypeError(f"parameters are SamplingParams, not {odd[0]!r}")
     return given

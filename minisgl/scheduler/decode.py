@@ -51,7 +51,9 @@ class DecodeManager:
         """All of them, or None when there are none."""
         if not self.runnable:
             return None
-        return Batch(reqs=list(self.running_reqs.values()), phase="decode")
+        # By length, so that what pads to the longest neighbour pads little.
+        reqs = sorted(self.running_reqs.values(), key=lambda r: r.device_len)
+        return Batch(reqs=reqs, phase="decode")
 
     @property
     def runnable(self) -> bool:

@@ -30,12 +30,14 @@ class InflightRows:
     """
 
     def __init__(self) -> None:
-        self._by_uid: dict[int, _InFlight] = {}
+        # By row and number: chunks of a prompt share both, and a number that
+        # comes again while its first request is ending has another row.
+        self._held: dict[tuple[int, int], _InFlight] = {}
 
     def launch(self, batch: Batch) -> None:
         """The rows of a batch are in use, once more."""
         for req in batch.reqs:
-            entry = self._by_uid.setdefault(req.uid, _InFlight(req))
+            entry = self._held.setdefault(_key(req), _InFlight(req))
             entry.req = req
             entry.launches += 1
 
@@ -47,17 +49,17 @@ class InflightRows:
         """
         ended = []
         for req in batch.reqs:
-            entry = self._by_uid[req.uid]
+            entry = self._held[_key(req)]
             entry.launches -= 1
             if entry.launches == 0:
-                del self._by_uid[req.uid]
+                del self._held[_key(req)]
                 if entry.ending:
                     ended.append((entry.req, entry.failed))
         return ended
 
     def end(self, req: Req, failed: bool) -> bool:
         """A request ends: True if it can now, else `retire` will return it."""
-        entry = self._by_uid.get(req.uid)
+        entry = self._held.get(_key(req))
         if entry is None:
             return True
         entry.ending, entry.failed = True, failed
@@ -65,10 +67,14 @@ class InflightRows:
 
     def is_ending(self, req: Req) -> bool:
         """Whether it ended while in flight, so that its tokens are void."""
-        entry = self._by_uid.get(req.uid)
+        entry = self._held.get(_key(req))
         return entry is not None and entry.ending
 
     def find(self, uid: int) -> Req | None:
         """The request of that number, if it is in flight and has not ended."""
-        entry = self._by_uid.get(uid)
-        return None if entry is None or entry.ending else entry.req
+        live = (e.req for e in self._held.values() if not e.ending)
+        return next((req for req in live if req.uid == uid), None)
+
+
+def _key(req: Req) -> tuple[int, int]:
+    return req.table_idx, req.uid

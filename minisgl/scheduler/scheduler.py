@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from minisgl.core import Batch, Req
+from minisgl.core import Batch, Req, set_global_ctx
 from minisgl.engine import (
     FAILED_TOKEN,
     BatchSamplingArgs,
@@ -29,8 +29,10 @@ from minisgl.scheduler.io import SchedulerIOMixin
 from minisgl.scheduler.prefill import ChunkedReq, PrefillManager
 from minisgl.scheduler.table import TableManager
 from minisgl.scheduler.utils import fit_request
-from minisgl.utils import load_eos_token_ids
+from minisgl.utils import init_logger, load_eos_token_ids
 from minisgl.utils.device import use_stream, wait_for_current
+
+logger = init_logger(__name__)
 
 
 class ForwardInput(NamedTuple):
@@ -69,6 +71,8 @@ class Scheduler(SchedulerIOMixin):
         """Forget every request and every cached prefix, in whatever state."""
         # A batch in flight must not write into what is given out anew.
         self.engine.stream.synchronize()
+        # The prefix cache takes its page size from here.
+        set_global_ctx(self.engine.ctx)
         config = self.config
         self.table_manager = TableManager(
             config.max_running_req, self.engine.page_table
@@ -141,13 +145,26 @@ class Scheduler(SchedulerIOMixin):
                 if req is not None:
                     self._free_req_resources(req)
             case _:
-                raise TypeError(f"no such message: {msg!r}")
+                logger.warning(f"ignored, for it is no message: {msg!r}")
+
+    def _is_here(self, uid: int) -> bool:
+        waiting = (req.uid for req in self.prefill_manager.pending_list)
+        return (
+            uid in self.decode_manager.running_reqs
+            or uid in waiting
+            or self.inflight.find(uid) is not None
+        )
 
     def _admit(self, msg: UserMsg) -> None:
         """Queue a request, or refuse at once one that can never run."""
+        if self._is_here(msg.uid):
+            # An answer would end the first request of that number.
+            logger.warning(f"request {msg.uid} is here already; ignored")
+            return
         pool = self.engine.num_pages * self.config.page_size
+        limits = self.engine.max_seq_len, pool, self.engine.sampler.vocab_size
         try:
-            msg = fit_request(msg, self.engine.max_seq_len, pool)
+            msg = fit_request(msg, *limits)
         except ValueError as error:
             failed = (FAILED_TOKEN, True, "error", str(error))
             self.send_result([DetokenizeMsg(msg.uid, *failed)])
@@ -195,11 +212,13 @@ class Scheduler(SchedulerIOMixin):
             return
         (batch, *_, last_steps), output = last_data
         output.copy_done_event.synchronize()
-        results = zip(
-            batch.reqs, output.next_tokens_cpu, last_steps, strict=True
-        )
+        tokens = output.next_tokens_cpu
+        results = [*zip(batch.reqs, tokens, last_steps, strict=True)]
         # Whoever ended since the launch does not want its token any more.
         live = [r for r in results if not self.inflight.is_ending(r[0])]
+        for req, token, _ in results:
+            if token == FAILED_TOKEN and self.inflight.is_ending(req):
+                self.inflight.end(req, failed=True)
         replies = []
         with self.cache_manager.lazy_free_region():
             for req, failed in self.inflight.retire(batch):

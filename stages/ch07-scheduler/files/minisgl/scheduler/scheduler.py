@@ -28,7 +28,9 @@ from minisgl.scheduler.io import SchedulerIOMixin
 from minisgl.scheduler.prefill import PrefillManager
 from minisgl.scheduler.table import TableManager
 from minisgl.scheduler.utils import fit_request
-from minisgl.utils import load_eos_token_ids
+from minisgl.utils import init_logger, load_eos_token_ids
+
+logger = init_logger(__name__)
 
 
 class ForwardInput(NamedTuple):
@@ -91,13 +93,22 @@ class Scheduler(SchedulerIOMixin):
                 if (req := self.decode_manager.abort_req(uid)) is not None:
                     self._free_req_resources(req)
             case _:
-                raise TypeError(f"no such message: {msg!r}")
+                logger.warning(f"ignored, for it is no message: {msg!r}")
+
+    def _is_here(self, uid: int) -> bool:
+        waiting = (req.uid for req in self.prefill_manager.pending_list)
+        return uid in self.decode_manager.running_reqs or uid in waiting
 
     def _admit(self, msg: UserMsg) -> None:
         """Queue a request, or refuse at once one that can never run."""
+        if self._is_here(msg.uid):
+            # An answer would end the first request of that number.
+            logger.warning(f"request {msg.uid} is here already; ignored")
+            return
         pool = self.engine.num_pages * self.config.page_size
+        limits = self.engine.max_seq_len, pool, self.engine.sampler.vocab_size
         try:
-            msg = fit_request(msg, self.engine.max_seq_len, pool)
+            msg = fit_request(msg, *limits)
         except ValueError as error:
             failed = (FAILED_TOKEN, True, "error", str(error))
             self.send_result([DetokenizeMsg(msg.uid, *failed)])

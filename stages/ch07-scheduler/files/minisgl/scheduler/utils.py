@@ -29,7 +29,9 @@ class PendingReq:
         return self.sampling_params.max_tokens
 
 
-def fit_request(msg: UserMsg, max_seq_len: int, pool_tokens: int) -> UserMsg:
+def fit_request(
+    msg: UserMsg, max_seq_len: int, pool_tokens: int, vocab_size: int
+) -> UserMsg:
     """The request with max_tokens cut to what the context leaves.
 
     Raises:
@@ -38,6 +40,12 @@ def fit_request(msg: UserMsg, max_seq_len: int, pool_tokens: int) -> UserMsg:
     length = len(msg.input_ids)
     if length == 0:
         raise ValueError("the prompt is empty; send at least one token")
+    low, high = int(msg.input_ids.min()), int(msg.input_ids.max())
+    if low < 0 or high >= vocab_size:
+        odd = low if low < 0 else high
+        raise ValueError(
+            f"token {odd} is not in the vocabulary of {vocab_size}"
+        )
     if length >= max_seq_len:
         raise ValueError(
             f"the prompt has {length} tokens, which leaves no room to answer: "
