@@ -127,6 +127,15 @@ def test_requests_run_in_the_order_they_came():
     assert all([*step.tokens] in ([5, 3], [9, 1]) for step in driver.steps)
 
 
+def test_a_decode_batch_is_in_order_of_length():
+    driver = Driver(TINY)
+    for uid, which in enumerate([5, 2, 3, 2]):  # of 33, 7, 16 and 7 tokens
+        driver.submit(uid, FIXED[which], 3)
+    driver.run()
+    assert all([*step.tokens] == [1, 3, 2, 0] for step in driver.decodes())
+    driver.assert_parity(length=3)
+
+
 def test_a_step_without_work_does_nothing():
     driver = Driver(TINY)
     assert driver.idle
@@ -145,6 +154,8 @@ def test_a_step_without_work_does_nothing():
         (FIXED[9], 1, ["100 tokens", "holds 64"]),
         (FIXED[5], 16, ["49 tokens", "holds 48"]),  # the context would do
         ([], 1, ["empty"]),
+        ([5, 512], 1, ["token 512", "vocabulary of 512"]),
+        ([511, -1], 1, ["token -1", "vocabulary of 512"]),
     ],
 )
 def test_what_can_never_fit_is_refused_at_once(ids, max_tokens, numbers):
@@ -186,15 +197,15 @@ def test_an_answer_is_cut_to_what_the_context_leaves():
 def test_fitting_a_request_leaves_its_other_wishes_and_the_message_alone():
     params = SamplingParams(temperature=0.5, top_k=3, seed=7, max_tokens=99)
     msg = UserMsg(4, torch.arange(10, dtype=torch.int32), params)
-    fitted = fit_request(msg, max_seq_len=50, pool_tokens=50)
+    fitted = fit_request(msg, max_seq_len=50, pool_tokens=50, vocab_size=10)
     assert fitted.sampling_params == SamplingParams(
         temperature=0.5, top_k=3, seed=7, max_tokens=40
     )
     assert msg.sampling_params.max_tokens == 99
     with pytest.raises(ValueError, match=r"10 tokens.*holds 10"):
-        fit_request(msg, max_seq_len=10, pool_tokens=50)
+        fit_request(msg, max_seq_len=10, pool_tokens=50, vocab_size=10)
     with pytest.raises(ValueError, match=r"need 50 tokens.*holds 49"):
-        fit_request(msg, max_seq_len=50, pool_tokens=49)
+        fit_request(msg, max_seq_len=50, pool_tokens=49, vocab_size=10)
 
 
 def test_a_request_waits_for_a_row():
@@ -432,11 +443,31 @@ def test_run_forever_runs_until_it_is_told_to_exit():
     assert driver.scheduler.stopped
 
 
-def test_an_unknown_message_is_an_error():
+def test_an_unknown_message_stops_nobody():
     driver = Driver(TINY)
     driver.scheduler.inbox.append(BaseBackendMsg())
-    with pytest.raises(TypeError, match="no such message"):
-        driver.step()
+    driver.submit(0, FIXED[2], 3)
+    driver.run()
+    driver.assert_parity(0, length=3)
+
+
+@pytest.mark.parametrize("running", [False, True], ids=["queued", "running"])
+def test_a_second_request_of_a_number_that_is_here_is_ignored(running):
+    driver = Driver(TINY, max_running_req=1)
+    driver.submit(0, FIXED[2], 3)
+    driver.submit(1, FIXED[3], 5)
+    driver.step()
+    uid = 0 if running else 1
+    other = torch.tensor(FIXED[4], dtype=torch.int32)
+    driver.scheduler.inbox.append(UserMsg(uid, other, SamplingParams(max_tokens=9)))
+    driver.run()
+    assert [len(driver.answers[uid]) for uid in (0, 1)] == [3, 5]
+    driver.assert_parity()
+    driver.assert_clean()
+    driver.ended.clear()
+    driver.submit(0, FIXED[4], 2)  # it has ended, so its number is free
+    driver.run()
+    driver.assert_parity(0, length=2)
 
 
 # --- The tensors of a step ---
