@@ -224,13 +224,6 @@ def test_the_loop_waits_for_messages_only_when_nothing_is_in_flight(overlap):
     assert waits == [True, True, *[False] * busy, True]
 
 
-def test_a_message_of_an_unknown_kind_is_an_error():
-    driver = start()
-    driver.scheduler.inbox.append("hello")
-    with pytest.raises(TypeError, match="no such message: 'hello'"):
-        driver.step()
-
-
 # What is kept of rows in flight.
 
 
@@ -401,6 +394,51 @@ def test_a_request_that_fails_in_flight_fails_alone_and_once(where):
     driver.assert_every_page()
 
 
+def test_a_number_may_come_again_while_its_first_request_is_ending():
+    end, expected = cut(NEAR, 4)
+    driver = start(late=True, ends=[end], max_running_req=2)
+    driver.submit(1, NEAR, max_tokens=30, ignore_eos=False)
+    while 1 not in driver.ended:
+        driver.step()
+    assert driver.answers[1] == expected
+    assert driver.data, "its void step is to be in flight"
+    del driver.ended[1]
+    driver.submit(1, FAR, max_tokens=6)
+    driver.run()
+    driver.assert_parity(1, length=6)
+    driver.assert_every_page()
+
+
+def test_a_number_in_flight_is_taken_though_no_list_has_it():
+    driver = start()
+    driver.submit(1, NEAR, max_tokens=2)
+    while not (driver.data and driver.data.forward_input.last_steps == [True]):
+        driver.step()
+    assert not driver.scheduler.has_work
+    kept = list(driver.answers[1])
+    driver.submit(1, FAR, max_tokens=5)
+    driver.prompts[1], driver.answers[1] = NEAR, kept
+    driver.run()
+    driver.assert_parity(1, length=2)
+
+
+def test_what_a_void_step_that_failed_computed_is_not_reused():
+    end, _ = cut(NEAR, 6)
+    driver = start(late=True, ends=[end])
+    driver.submit(1, NEAR, max_tokens=30, ignore_eos=False)
+    while 1 not in driver.ended:
+        driver.step()
+    before = driver.scheduler.cache_manager.prefix_cache.size_info.total_size
+    sampler = driver.scheduler.engine.sampler
+    sample = sampler.sample
+    sampler.sample = lambda logits, args: sample(logits * float("nan"), args)
+    driver.run()
+    after = driver.scheduler.cache_manager.prefix_cache.size_info.total_size
+    assert after == before
+    assert driver.ended[1].finish_reason == "stop"
+    driver.assert_every_page()
+
+
 # All of part 2, with overlap and without.
 
 MATRIX = [
@@ -434,6 +472,10 @@ def test_parity(page, cache, overlap, late, budget):
         driver.run()
     driver.assert_parity(length=6)
     driver.assert_every_page()
+
+
+def test_overlap_is_on_unless_asked():
+    assert Driver(FOLDER).scheduler.config.overlap
 
 
 def test_the_late_device_is_late():
