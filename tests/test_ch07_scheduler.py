@@ -370,6 +370,22 @@ def test_a_token_is_sent_in_the_step_that_made_it_and_the_last_says_so():
     assert driver.idle
 
 
+def test_the_cache_manager_hears_of_a_prompt_and_of_the_end(monkeypatch):
+    driver = Driver(TINY)
+    heard, manager = [], driver.scheduler.cache_manager
+    cache = manager.cache_req
+
+    def spy(req, *, finished):
+        heard.append((req.uid, finished))
+        cache(req, finished=finished)
+
+    monkeypatch.setattr(manager, "cache_req", spy)
+    for uid, limit in enumerate([1, 3]):
+        driver.submit(uid, FIXED[2 + uid], limit)
+    driver.run()
+    assert sorted(heard) == [(0, True), (1, False), (1, True)]
+
+
 def test_logits_that_are_not_numbers_end_their_request(monkeypatch):
     driver = Driver(TINY)
     for uid in range(3):
@@ -432,6 +448,22 @@ def test_an_abort_of_a_request_that_is_not_here_does_nothing():
     driver.run()
     driver.assert_parity(length=3)
     driver.assert_clean()
+
+
+def test_only_an_idle_scheduler_may_wait_for_messages(monkeypatch):
+    driver = Driver(TINY)
+    waits, receive = [], driver.scheduler.offline_receive_msg
+
+    def spy(blocking=False):
+        waits.append(blocking)
+        return receive(blocking)
+
+    monkeypatch.setattr(driver.scheduler, "offline_receive_msg", spy)
+    driver.scheduler.receive_msg()
+    driver.submit(0, FIXED[2], 2)
+    driver.run()
+    driver.step()
+    assert waits == [False, True, False, True]
 
 
 def test_run_forever_runs_until_it_is_told_to_exit():
