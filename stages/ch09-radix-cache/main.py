@@ -30,7 +30,9 @@ def tree() -> None:
     for text, at in ((b"abcdefg", 0), (b"abcdxy", 7), (b"abq", 13)):
         own = slots[at : at + len(text)]
         known, handle = cache.insert_prefix(torch.tensor([*text]).int(), own)
-        print(f"insert {text.decode()}: {known} known, {len(text) - known} kept")
+        print(
+            f"insert {text.decode()}: {known} known, {len(text) - known} kept"
+        )
         draw(cache.root_node)
     cache.lock_handle(handle)
     print("lock abq, evict 4: slots", *cache.evict(4).tolist())
@@ -51,7 +53,9 @@ def main(
         naive, radix = servers
         row = f"{name:32}{radix.asked:8,}{radix.computed:10,}"
         row += f"{1 - radix.computed / radix.asked:8.0%} "
-        print(row, *(measured(1000 * server.seconds, "ms") for server in servers))
+        print(
+            row, *(measured(1000 * server.seconds, "ms") for server in servers)
+        )
         assert naive.answers == radix.answers, "the cache changed an answer"
     pair = first_token(Server(model, "radix", device))
     cold, hit = (measured(1000 * seconds, "ms") for seconds in pair)
