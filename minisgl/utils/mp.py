@@ -1,10 +1,14 @@
-"""Queues between processes: ZeroMQ sockets that carry msgpack."""
+"""Queues between processes: ZeroMQ sockets that carry msgpack.
+
+An address is `ipc://PATH`, a socket file, or `tcp://HOST:PORT`. One side
+creates it, the others join, in any order: ZeroMQ goes on trying.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import msgpack
 import zmq
@@ -14,45 +18,69 @@ T = TypeVar("T")
 Encoder = Callable[[T], dict[str, Any]]
 Decoder = Callable[[dict[str, Any]], T]
 
+# What a closed sender has not sent yet gets a second to leave.
+_FLUSH: dict[int, int] = {zmq.LINGER: 1000}
 
-def _open(context: Any, kind: int, addr: str, create: bool) -> Any:
-    """A socket at `addr`; one side creates the address, the other joins it.
 
-    A peer may join before the address exists: ZeroMQ goes on trying. No limit
-    on waiting messages, since what limits them is how many requests run.
-    """
-    socket = context.socket(kind)
-    socket.set_hwm(0)
-    if create:
-        socket.bind(addr)
-    else:
-        socket.connect(addr)
-    return socket
+def _pack(encoder: Encoder[T], obj: T) -> bytes:
+    try:
+        raw: bytes = msgpack.packb(encoder(obj))
+    except (OverflowError, RecursionError) as error:
+        name = type(obj).__name__
+        raise ValueError(f"this {name} cannot be sent: {error}") from None
+    return raw
+
+
+def _unpack(decoder: Decoder[T], raw: bytes) -> T:
+    try:
+        return decoder(msgpack.unpackb(raw))
+    except (ValueError, RecursionError) as error:
+        reason = str(error) or type(error).__name__
+        size = len(raw)
+        raise ValueError(f"{size} bytes are refused: {reason}") from error
 
 
 class _Queue:
     """What all queues share: a socket, and its end."""
 
-    def __init__(
-        self, context: Any, kind: int, addr: str, create: bool
-    ) -> None:
-        self._socket = _open(context, kind, addr, create)
+    _kind: int
+    _options: ClassVar[dict[int, int]] = {zmq.LINGER: 0}
+    _context_class: type[Any] = zmq.Context
+
+    def __init__(self, addr: str, create: bool) -> None:
+        # A context of its own: `stop` can wait until it is empty.
+        self._context = self._context_class()
+        self._socket = self._context.socket(self._kind)
+        # Any number may wait: what limits them is how many requests run.
+        self._socket.set_hwm(0)
+        for option, value in self._options.items():
+            self._socket.setsockopt(option, value)
+        if create:
+            self._socket.bind(addr)
+        else:
+            self._socket.connect(addr)
 
     def stop(self) -> None:
-        """Close; what was put and is not yet sent gets a second to leave."""
-        self._socket.close(linger=1000)
+        """Close. A sender waits, a second at most, until all has left."""
+        self._socket.close()
+        self._context.term()
 
 
 class _Sender(_Queue, Generic[T]):
-    _kind: int
+    _options = _FLUSH
 
     def __init__(self, addr: str, create: bool, encoder: Encoder[T]) -> None:
-        super().__init__(zmq.Context.instance(), self._kind, addr, create)
+        super().__init__(addr, create)
         self._encoder = encoder
 
     def put(self, obj: T) -> None:
-        """Send; never waits for the receiver."""
-        self.put_raw(msgpack.packb(self._encoder(obj)))
+        """Send.
+
+        Raises:
+            TypeError: a value that has no place in a message.
+            ValueError: one that cannot be packed, as an int of over 64 bits.
+        """
+        self.put_raw(_pack(self._encoder, obj))
 
     def put_raw(self, raw: bytes) -> None:
         """Send what another queue's `get_raw` returned."""
@@ -60,14 +88,16 @@ class _Sender(_Queue, Generic[T]):
 
 
 class _Receiver(_Queue, Generic[T]):
-    _kind: int
-
     def __init__(self, addr: str, create: bool, decoder: Decoder[T]) -> None:
-        super().__init__(zmq.Context.instance(), self._kind, addr, create)
+        super().__init__(addr, create)
         self._decoder = decoder
 
     def get(self) -> T:
-        """The next message; waits for one."""
+        """The next message; waits for one.
+
+        Raises:
+            ValueError: what came is no message; the next `get` goes on.
+        """
         return self.decode(self.get_raw())
 
     def get_raw(self) -> bytes:
@@ -76,7 +106,8 @@ class _Receiver(_Queue, Generic[T]):
         return raw
 
     def decode(self, raw: bytes) -> T:
-        return self._decoder(msgpack.unpackb(raw))
+        """The message of such bytes; ValueError for any other."""
+        return _unpack(self._decoder, raw)
 
     def empty(self) -> bool:
         """Whether `get` would have to wait."""
@@ -84,13 +115,17 @@ class _Receiver(_Queue, Generic[T]):
 
 
 class ZmqPushQueue(_Sender[T]):
-    """Each message goes to one puller."""
+    """Each message goes to one puller.
+
+    Where the puller created the address, `put` never waits. Where the pusher
+    did, it waits until the first puller has joined.
+    """
 
     _kind = zmq.PUSH
 
 
 class ZmqPullQueue(_Receiver[T]):
-    """Takes messages of all pushers in turn."""
+    """Takes messages of all pushers in turn, those of each in order."""
 
     _kind = zmq.PULL
 
@@ -102,34 +137,39 @@ class ZmqPubQueue(_Sender[T]):
     time: call `wait_for_subscribers` before the first message.
     """
 
-    # XPUB, not PUB: it also receives, a message for every subscriber.
+    # XPUB, not PUB: it can also receive, and what it receives is who joins and
+    # leaves. VERBOSER: all of them, else equal subscriptions count as one.
     _kind = zmq.XPUB
+    _options: ClassVar[dict[int, int]] = {**_FLUSH, zmq.XPUB_VERBOSER: 1}
 
     def __init__(self, addr: str, create: bool, encoder: Encoder[T]) -> None:
         super().__init__(addr, create, encoder)
-        # Else only the first of equal subscriptions would be reported.
-        self._socket.setsockopt(zmq.XPUB_VERBOSE, 1)
         self._joined = 0
 
     def wait_for_subscribers(self, count: int, timeout: float = 60.0) -> None:
-        """Return once `count` have joined.
+        """Return once `count` have joined, those that left again not counted.
 
         Raises:
             TimeoutError: they have not within `timeout` seconds.
         """
         until = time.monotonic() + timeout
-        while self._joined < count:
+        while self._count_subscribers() < count:
             left = max(0.0, until - time.monotonic())
             if self._socket.poll(timeout=left * 1000) == 0:
                 raise TimeoutError(
-                    f"{self._joined} of {count} subscribers joined in {timeout:g} s"
+                    f"{self._joined} of {count} subscribers joined "
+                    f"in {timeout:g} s"
                 )
+
+    def _count_subscribers(self) -> int:
+        while self._socket.poll(timeout=0):
             # The first byte is 1 for one that joins, 0 for one that leaves.
             self._joined += 1 if self._socket.recv()[0] == 1 else -1
+        return self._joined
 
 
 class ZmqSubQueue(_Receiver[T]):
-    """Receives all a publisher sends from now on."""
+    """Receives all that a publisher sends once it has seen this subscriber."""
 
     _kind = zmq.SUB
 
@@ -141,22 +181,29 @@ class ZmqSubQueue(_Receiver[T]):
 class ZmqAsyncPushQueue(_Queue, Generic[T]):
     """As `ZmqPushQueue`, for asyncio."""
 
+    _kind = zmq.PUSH
+    _options = _FLUSH
+    _context_class = zmq.asyncio.Context
+
     def __init__(self, addr: str, create: bool, encoder: Encoder[T]) -> None:
-        context = zmq.asyncio.Context.instance()
-        super().__init__(context, zmq.PUSH, addr, create)
+        super().__init__(addr, create)
         self._encoder = encoder
 
     async def put(self, obj: T) -> None:
-        await self._socket.send(msgpack.packb(self._encoder(obj)), copy=False)
+        """Send; raises as `ZmqPushQueue.put` does."""
+        await self._socket.send(_pack(self._encoder, obj), copy=False)
 
 
 class ZmqAsyncPullQueue(_Queue, Generic[T]):
     """As `ZmqPullQueue`, for asyncio."""
 
+    _kind = zmq.PULL
+    _context_class = zmq.asyncio.Context
+
     def __init__(self, addr: str, create: bool, decoder: Decoder[T]) -> None:
-        context = zmq.asyncio.Context.instance()
-        super().__init__(context, zmq.PULL, addr, create)
+        super().__init__(addr, create)
         self._decoder = decoder
 
     async def get(self) -> T:
-        return self._decoder(msgpack.unpackb(await self._socket.recv()))
+        """The next message; raises as `ZmqPullQueue.get` does."""
+        return _unpack(self._decoder, await self._socket.recv())
