@@ -21,6 +21,10 @@ Decoder = Callable[[dict[str, Any]], T]
 # What a closed sender has not sent yet gets a second to leave.
 _FLUSH: dict[int, int] = {zmq.LINGER: 1000}
 
+# The contexts of all queues that are not stopped. A context that is collected
+# as garbage before its socket is waits for that socket, for ever.
+_contexts: set[Any] = set()
+
 
 def _pack(encoder: Encoder[T], obj: T) -> bytes:
     try:
@@ -50,6 +54,7 @@ class _Queue:
     def __init__(self, addr: str, create: bool) -> None:
         # A context of its own: `stop` can wait until it is empty.
         self._context = self._context_class()
+        _contexts.add(self._context)
         self._socket = self._context.socket(self._kind)
         # Any number may wait: what limits them is how many requests run.
         self._socket.set_hwm(0)
@@ -64,6 +69,7 @@ class _Queue:
         """Close. A sender waits, a second at most, until all has left."""
         self._socket.close()
         self._context.term()
+        _contexts.discard(self._context)
 
 
 class _Sender(_Queue, Generic[T]):
@@ -140,7 +146,7 @@ class ZmqPubQueue(_Sender[T]):
     # XPUB, not PUB: it can also receive, and what it receives is who joins and
     # leaves. VERBOSER: all of them, else equal subscriptions count as one.
     _kind = zmq.XPUB
-    _options: ClassVar[dict[int, int]] = {**_FLUSH, zmq.XPUB_VERBOSER: 1}
+    _options: ClassVar[dict[int, int]] = {**_FLUSH, zmq.XPUB_VERBOSER: True}
 
     def __init__(self, addr: str, create: bool, encoder: Encoder[T]) -> None:
         super().__init__(addr, create, encoder)
