@@ -17,6 +17,7 @@ REASONS = {
     2: r"a message after the end: DetokenizeMsg\(uid=1, .*finished=False",
     3: r"token \d+: expected \d+, got \d+; gap of the two best logits",
     4: r"RuntimeError: pages do not add up: .* locked",
+    5: r"the first broadcast is lost: \[[1-9]\d*, [1-9]\d*, [1-9]\d*\] came first",
 }
 
 # Imports once, then a child for each copy. The parent computes nothing: a child
