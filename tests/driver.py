@@ -59,7 +59,9 @@ class Driver:
             )
         )
         if ends is not None:
-            self.scheduler.eos_token_ids = type(self.scheduler.eos_token_ids)(ends)
+            self.scheduler.eos_token_ids = type(self.scheduler.eos_token_ids)(
+                ends
+            )
         self.by_step = overlap is not None
         self.data: Any = None  # the batch in flight, with `overlap`
         self.prompts: dict[int, list[int]] = {}
@@ -128,7 +130,10 @@ class Driver:
         return (step for step in self.steps if step.phase == "decode")
 
     def assert_parity(
-        self, *uids: int, length: int | None = None, near: RandomParity | None = None
+        self,
+        *uids: int,
+        length: int | None = None,
+        near: RandomParity | None = None,
     ) -> None:
         """The answers (all of them, or those of `uids`) are their solo runs'.
 
@@ -154,7 +159,9 @@ class Driver:
         manager = self.scheduler.cache_manager
         if hasattr(manager, "check_integrity"):
             manager.check_integrity()
-            assert manager.available_size == manager.num_pages * manager.page_size
+            assert (
+                manager.available_size == manager.num_pages * manager.page_size
+            )
 
     def assert_every_page(self) -> None:
         """Clean, and emptying the prefix cache brings back each page once (ch08 on)."""
@@ -162,7 +169,9 @@ class Driver:
         manager = self.scheduler.cache_manager
         size = manager.prefix_cache.size_info.total_size
         manager._free(manager.prefix_cache.evict(size))
-        assert sorted(manager.free_pages.tolist()) == [*range(manager.num_pages)]
+        assert sorted(manager.free_pages.tolist()) == [
+            *range(manager.num_pages)
+        ]
         manager.check_integrity()
 
 

@@ -49,7 +49,9 @@ class _Prompts(dict[str, list[list[int]]]):
     def __missing__(self, model: str) -> list[list[int]]:
         name = Path(model).name
         if name in SEEDS:
-            found = [random_prompt(seed, length) for length, seed in SEEDS[name]]
+            found = [
+                random_prompt(seed, length) for length, seed in SEEDS[name]
+            ]
         else:
             found = _chat_prompts(model_path(model))
         self[model] = found
@@ -106,7 +108,10 @@ def assert_parity(got_ids: Sequence[int], expected: Reference) -> None:
     at = first_difference(got_ids, expected.ids)
     if at is None:
         return
-    tied = at < min(len(got_ids), len(expected.ids)) and expected.gaps[at] < NOISE_GAP
+    tied = (
+        at < min(len(got_ids), len(expected.ids))
+        and expected.gaps[at] < NOISE_GAP
+    )
     assert tied, _explain(got_ids, expected, at)
 
 
@@ -165,7 +170,9 @@ def _load(folder: Path) -> Any:
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32
+    ).eval()
     ends: set[int] = set()
     for config in (model.config, model.generation_config):
         found = config.eos_token_id
@@ -228,7 +235,9 @@ def _fingerprint(folder: Path) -> str:
 
 
 @functools.lru_cache(maxsize=8)
-def _hash_files(files: tuple[Path, ...], stats: tuple[tuple[int, int], ...]) -> str:
+def _hash_files(
+    files: tuple[Path, ...], stats: tuple[tuple[int, int], ...]
+) -> str:
     total = hashlib.sha256()
     for file in files:
         with file.open("rb") as stream:

@@ -51,7 +51,9 @@ def found_pages(cache: RadixPrefixCache, words: str) -> list[int]:
 
 def to_pages(cache: RadixPrefixCache, slots: torch.Tensor) -> list[int]:
     """Whole pages from all of their slots, in order."""
-    pages = [slot // cache.page_size for slot in slots[:: cache.page_size].tolist()]
+    pages = [
+        slot // cache.page_size for slot in slots[:: cache.page_size].tolist()
+    ]
     assert slots.tolist() == slots_of(pages, cache.page_size), "not whole pages"
     return pages
 

@@ -23,7 +23,9 @@ from tools.stagekit import encode_chat, load_tokenizer
 from tools.zoo.places import models_dir
 
 TINY = model_path("qwen3-tiny")
-FIXED = prompts("qwen3-tiny")  # of 1, 3, 7, 16, 17, 33, 50, 64, 77 and 100 tokens
+FIXED = prompts(
+    "qwen3-tiny"
+)  # of 1, 3, 7, 16, 17, 33, 50, 64, 77 and 100 tokens
 
 
 # --- Parity: arrivals, batches and budgets change nothing ---
@@ -52,7 +54,14 @@ def test_requests_of_one_batch_end_one_by_one():
     driver.run()
     driver.assert_parity()
     driver.assert_clean()
-    assert [len(driver.answers[uid]) for uid in range(6)] == [1, 4, 7, 10, 13, 16]
+    assert [len(driver.answers[uid]) for uid in range(6)] == [
+        1,
+        4,
+        7,
+        10,
+        13,
+        16,
+    ]
     sizes = [len(step.tokens) for step in driver.decodes()]
     assert sizes == [5] * 3 + [4] * 3 + [3] * 3 + [2] * 3 + [1] * 3
 
@@ -123,7 +132,12 @@ def test_requests_run_in_the_order_they_came():
     for uid in (5, 3, 9, 1):
         driver.submit(uid, FIXED[2], 4)
     driver.run()
-    assert [uid for step in driver.prefills() for uid in step.tokens] == [5, 3, 9, 1]
+    assert [uid for step in driver.prefills() for uid in step.tokens] == [
+        5,
+        3,
+        9,
+        1,
+    ]
     assert all([*step.tokens] in ([5, 3], [9, 1]) for step in driver.steps)
 
 
@@ -175,7 +189,9 @@ def test_what_can_never_fit_is_refused_at_once(ids, max_tokens, numbers):
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize(("ids", "max_tokens"), [(FIXED[5], 15), (FIXED[3], 32)])
+@pytest.mark.parametrize(
+    ("ids", "max_tokens"), [(FIXED[5], 15), (FIXED[3], 32)]
+)
 def test_what_fits_exactly_is_served(ids, max_tokens):
     driver = Driver(TINY, page_size=4, pages=12)
     driver.submit(0, ids, max_tokens)
@@ -261,7 +277,9 @@ def test_c03_decode_never_runs_out_of_pages(page_size):
     while before < len(driver.steps):
         before = len(driver.steps)
         driver.step()  # raises if a page is missing
-    assert not driver.scheduler.decode_manager.runnable, "admitted, but not served"
+    assert not driver.scheduler.decode_manager.runnable, (
+        "admitted, but not served"
+    )
     served = [uid for uid, answer in driver.answers.items() if answer]
     assert served == [*range(len(served))]
     assert len(served) >= 3
@@ -298,7 +316,9 @@ def test_a_page_is_reserved_as_a_whole():
     manager.filter_reqs([])
     assert not manager.runnable
     manager.filter_reqs([make_req(range(8), 2, 9)])
-    assert manager.inflight_tokens == 20, "not computed yet, so it holds nothing"
+    assert manager.inflight_tokens == 20, (
+        "not computed yet, so it holds nothing"
+    )
 
 
 # --- Endings ---
@@ -329,7 +349,9 @@ def natural(model):
 @pytest.mark.parametrize("model", ["qwen3-tiny", "smollm2-135m"])
 def test_c11_the_end_token_counts_and_says_stop(model):
     if not (models_dir() / model).exists():
-        pytest.skip(f"{model} is not here: python tools/models.py fetch {model}")
+        pytest.skip(
+            f"{model} is not here: python tools/models.py fetch {model}"
+        )
     ids, ends, length = natural(model)
     driver = Driver(model_path(model), ends=ends, pages=1024)
     asked = {"N": length, "N-1": length - 1, "N+5": length + 5}
@@ -355,7 +377,9 @@ def test_c11_ignore_eos_goes_on():
 
 @pytest.mark.parametrize("max_tokens", [0, -1])
 def test_c11_no_token_is_no_wish(max_tokens):
-    with pytest.raises(ValueError, match=rf"max_tokens.*at least 1.*{max_tokens}"):
+    with pytest.raises(
+        ValueError, match=rf"max_tokens.*at least 1.*{max_tokens}"
+    ):
         SamplingParams(max_tokens=max_tokens)
 
 
@@ -491,7 +515,9 @@ def test_a_second_request_of_a_number_that_is_here_is_ignored(running):
     driver.step()
     uid = 0 if running else 1
     other = torch.tensor(FIXED[4], dtype=torch.int32)
-    driver.scheduler.inbox.append(UserMsg(uid, other, SamplingParams(max_tokens=9)))
+    driver.scheduler.inbox.append(
+        UserMsg(uid, other, SamplingParams(max_tokens=9))
+    )
     driver.run()
     assert [len(driver.answers[uid]) for uid in (0, 1)] == [3, 5]
     driver.assert_parity()
@@ -506,7 +532,11 @@ def test_a_second_request_of_a_number_that_is_here_is_ignored(running):
 
 
 def test_where_tokens_come_from_and_go():
-    reqs = [make_req(range(5), 2, 9), make_req(range(3), 0, 1), make_req([4], 1, 2)]
+    reqs = [
+        make_req(range(5), 2, 9),
+        make_req(range(3), 0, 1),
+        make_req([4], 1, 2),
+    ]
     reqs[0].cached_len = 3
     page_table = torch.arange(30, dtype=torch.int32).view(3, 10)
     batch = Batch(reqs, "prefill")
@@ -518,7 +548,9 @@ def test_where_tokens_come_from_and_go():
     assert [part.tolist() for part in written] == [[2, 0, 1], [5, 3, 1]]
     for req in reqs:
         req.complete_one()
-    (rows, columns), written = make_inputs(Batch(reqs[:2], "decode"), page_table)
+    (rows, columns), written = make_inputs(
+        Batch(reqs[:2], "decode"), page_table
+    )
     assert (rows.tolist(), columns.tolist()) == ([2, 0], [5, 3])
     # The second one has no token to come: it goes to the column of nobody.
     assert [part.tolist() for part in written] == [[2, 0], [6, -1]]
@@ -528,8 +560,12 @@ def test_where_tokens_come_from_and_go():
 
 
 def test_a_budget_is_at_least_one():
-    with pytest.raises(ValueError, match="max_extend_tokens must be at least 1"):
-        SchedulerConfig(str(TINY), DistributedInfo(0, 1), "auto", max_extend_tokens=0)
+    with pytest.raises(
+        ValueError, match="max_extend_tokens must be at least 1"
+    ):
+        SchedulerConfig(
+            str(TINY), DistributedInfo(0, 1), "auto", max_extend_tokens=0
+        )
     config = SchedulerConfig(str(TINY), DistributedInfo(0, 1), "auto")
     assert config.max_extend_tokens == 8192
     with pytest.raises(ValueError, match="page_size"):
@@ -539,8 +575,14 @@ def test_a_budget_is_at_least_one():
 @pytest.mark.parametrize("device", ["cpu", "auto"])
 def test_c32_an_attention_backend_that_is_not_here_is_one_line(device):
     settings = {"attention_backend": "flash", "device": device}
-    with pytest.raises(ValueError, match="'flash' is not supported; use one of") as e:
-        Scheduler(SchedulerConfig(str(TINY), DistributedInfo(0, 1), "auto", **settings))
+    with pytest.raises(
+        ValueError, match="'flash' is not supported; use one of"
+    ) as e:
+        Scheduler(
+            SchedulerConfig(
+                str(TINY), DistributedInfo(0, 1), "auto", **settings
+            )
+        )
     assert "\n" not in str(e.value)
 
 
@@ -565,7 +607,10 @@ def test_c32_without_gpu_libraries_all_is_imported_and_runs(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     code = BARE.format(folder=str(TINY), ids=FIXED[2])
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     expected = solo(TINY, FIXED[2], 4)

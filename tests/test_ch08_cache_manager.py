@@ -17,7 +17,9 @@ from tests.parity import model_under_test, prompts
 from tools.models import model_path
 
 TINY = model_path("qwen3-tiny")
-FIXED = prompts("qwen3-tiny")  # of 1, 3, 7, 16, 17, 33, 50, 64, 77 and 100 tokens
+FIXED = prompts(
+    "qwen3-tiny"
+)  # of 1, 3, 7, 16, 17, 33, 50, 64, 77 and 100 tokens
 CPU = torch.device("cpu")
 ROWS, LENGTH = 4, 64
 
@@ -268,7 +270,9 @@ def test_pages_of_the_cache_are_available_and_taken_when_needed():
     big = admit(manager, range(50, 70), 2)
     manager.allocate_paged([kept, big])
     assert manager.page_table[2, :20].unique().numel() == 20
-    assert [key[0] for key in cache.pages] == [0, 0], "only the other one was evicted"
+    assert [key[0] for key in cache.pages] == [0, 0], (
+        "only the other one was evicted"
+    )
     assert len(manager.free_pages) == 0
 
 
@@ -310,7 +314,9 @@ def test_a_cache_is_chosen_by_name(monkeypatch):
 
     monkeypatch.setattr(core, "_GLOBAL_CTX", SimpleNamespace(page_size=1))
     assert isinstance(create_prefix_cache(CPU, "auto"), BasePrefixCache)
-    with pytest.raises(ValueError, match=r"cache type 'lru' is not supported.*naive"):
+    with pytest.raises(
+        ValueError, match=r"cache type 'lru' is not supported.*naive"
+    ):
         create_prefix_cache(CPU, "lru")
 
 
@@ -451,7 +457,9 @@ def test_a_known_prefix_is_not_computed_again():
     for uid, ids in enumerate([shared, FIXED[2], shared, [*shared, 11, 12]]):
         driver.submit(uid, ids, 6)
         driver.run()
-    sizes = [size for step in driver.prefills() for size in step.tokens.values()]
+    sizes = [
+        size for step in driver.prefills() for size in step.tokens.values()
+    ]
     assert sizes == [33, 7, 1, 3]
     assert driver.answers[2] == driver.answers[0]
     driver.assert_parity(0, 1, 2, 3)
@@ -474,7 +482,9 @@ def test_a_known_prefix_is_not_paid_for():
 def test_what_is_matched_is_locked_before_memory_is_counted():
     driver = Driver(TINY, page_size=1, pages=64)
     share(driver)
-    driver.submit(0, FIXED[5], 1)  # leaves its 33 tokens in the cache, 31 are free
+    driver.submit(
+        0, FIXED[5], 1
+    )  # leaves its 33 tokens in the cache, 31 are free
     driver.run()
     assert driver.scheduler.cache_manager.prefix_cache.size_info == (33, 0)
     driver.submit(1, FIXED[4], 40)  # 57: has to evict

@@ -64,7 +64,9 @@ def watch_evictions(driver):
 
 def row(driver, uid, length):
     req = driver.scheduler.decode_manager.running_reqs[uid]
-    return driver.scheduler.cache_manager.page_table[req.table_idx, :length].tolist()
+    return driver.scheduler.cache_manager.page_table[
+        req.table_idx, :length
+    ].tolist()
 
 
 # -- hits --------------------------------------------------------------------------
@@ -137,7 +139,9 @@ def test_c05_the_cache_changes_no_answer(folder, page, naive):
             driver.submit(uid, prompt, 12)
             driver.step()
         answers.append(driver.run())
-        work.append(sum(sum(step.tokens.values()) for step in driver.prefills()))
+        work.append(
+            sum(sum(step.tokens.values()) for step in driver.prefills())
+        )
         driver.assert_parity(length=12)
         driver.assert_every_page()
     assert answers[0] == answers[1]
@@ -296,7 +300,9 @@ def test_c07_a_token_inside_a_half_filled_page_evicts_nothing(folder, page):
 @PAGES
 def test_a_tight_pool_with_shared_prefixes(folder, page):
     """Admissions wait, prefixes come and go, and no answer changes."""
-    driver = Driver(folder, page_size=page, pages=128 // page, max_running_req=3)
+    driver = Driver(
+        folder, page_size=page, pages=128 // page, max_running_req=3
+    )
     gone, near = watch_evictions(driver), RandomParity()
     rng = random.Random(page)
     bases = [ids(20 + i, 40) for i in range(3)]

@@ -41,7 +41,8 @@ def test_an_empty_tree_knows_nothing(size):
 
 @SIZES
 @pytest.mark.parametrize(
-    "asked, known", [("abcd", 4), ("abcdxy", 4), ("ab", 2), ("abx", 2), ("x", 0)]
+    "asked, known",
+    [("abcd", 4), ("abcdxy", 4), ("ab", 2), ("abx", 2), ("x", 0)],
 )
 def test_the_longest_known_prefix_is_found(size, asked, known):
     cache = make_cache(size)
@@ -56,7 +57,9 @@ def test_what_is_known_keeps_its_own_slots(size):
     cache = make_cache(size)
     offer(cache, "abcd", 0)
     result = offer(cache, "abcxyz", 10)
-    assert result.cached_len == 3 * size and result.handle.cached_len == 6 * size
+    assert (
+        result.cached_len == 3 * size and result.handle.cached_len == 6 * size
+    )
     assert found_pages(cache, "abcxyz") == [0, 1, 2, 13, 14, 15]
     assert found_pages(cache, "abcd") == [0, 1, 2, 3]
     assert cache.size_info == (7 * size, 0)
@@ -68,7 +71,9 @@ def test_inserting_what_is_known_changes_nothing(size):
     offer(cache, "abcd", 0)
     for words in ("abcd", "ab"):
         result = offer(cache, words, 20)
-        assert result.cached_len == result.handle.cached_len == len(words) * size
+        assert (
+            result.cached_len == result.handle.cached_len == len(words) * size
+        )
     assert found_pages(cache, "abcd") == [0, 1, 2, 3]
     assert cache.size_info == (4 * size, 0)
 
@@ -78,10 +83,14 @@ def test_only_whole_pages_are_kept_and_found(size):
     cache = make_cache(size)
     ids = pages_of("abc", size)[:-1]
     result = cache.insert_prefix(tensor(ids), tensor(range(len(ids))))
-    assert result.handle.cached_len == 2 * size == cache.size_info.evictable_size
+    assert (
+        result.handle.cached_len == 2 * size == cache.size_info.evictable_size
+    )
     inside = [*ids[: size + 1], 1, 1, *ids[size + 3 :]]
     assert cache.match_prefix(tensor(inside)).cuda_handle.cached_len == size
-    assert cache.match_prefix(tensor(ids[: size - 1])).cuda_handle.cached_len == 0
+    assert (
+        cache.match_prefix(tensor(ids[: size - 1])).cuda_handle.cached_len == 0
+    )
 
 
 @pytest.mark.parametrize("size", [4, 16])
@@ -89,7 +98,9 @@ def test_prompts_that_differ_within_their_first_page_are_siblings(size):
     cache = make_cache(size)
     for last in (1, 2):
         ids = [7] * (size - 1) + [last]
-        cache.insert_prefix(tensor(ids), tensor(range(last * size, (last + 1) * size)))
+        cache.insert_prefix(
+            tensor(ids), tensor(range(last * size, (last + 1) * size))
+        )
     assert len(cache.root_node.children) == 2
 
 
@@ -233,7 +244,9 @@ def test_c07_a_leaf_is_trimmed_from_its_end(size):
     audit(cache, free=[3, 4, 5], pages=6)
 
 
-@pytest.mark.parametrize("wanted, pages", [(0, 0), (1, 1), (4, 1), (5, 2), (9, 3)])
+@pytest.mark.parametrize(
+    "wanted, pages", [(0, 0), (1, 1), (4, 1), (5, 2), (9, 3)]
+)
 def test_c07_part_of_a_page_costs_the_whole(wanted, pages):
     cache = make_cache(4)
     offer(cache, "abcdef", 0)
@@ -325,8 +338,12 @@ class Player:
     def __init__(self, size, seed, pages=60):
         self.cache, self.rng = make_cache(size), random.Random(seed)
         self.size, self.pages = size, pages
-        self.free, self.locked, self.done = [*range(pages)], [], dict.fromkeys(
-            ("insert", "match", "lock", "unlock", "split", "evict"), 0
+        self.free, self.locked, self.done = (
+            [*range(pages)],
+            [],
+            dict.fromkeys(
+                ("insert", "match", "lock", "unlock", "split", "evict"), 0
+            ),
         )
 
     def words(self):
@@ -475,7 +492,9 @@ def test_c06_damage_is_noticed(damage, message):
 
 
 def test_the_work_per_token_does_not_grow_with_the_length():
-    short, long = (measure(requests=300, length=n, pages=64 * n) for n in (128, 1024))
+    short, long = (
+        measure(requests=300, length=n, pages=64 * n) for n in (128, 1024)
+    )
     # Every token of a key is compared once in a match and once in an insertion.
     assert 1 <= short.compared_per_token <= 2
     assert 1 <= long.compared_per_token <= 2
@@ -490,7 +509,9 @@ def test_even_a_chain_of_nodes_is_walked_once(monkeypatch):
     monkeypatch.setattr(
         RadixTreeNode,
         "get_match_len",
-        lambda node, ids: seen.append(min(node.length, len(ids))) or compare(node, ids),
+        lambda node, ids: (
+            seen.append(min(node.length, len(ids))) or compare(node, ids)
+        ),
     )
     words = "".join(chr(65 + i) for i in range(200))
     for end in range(1, 201):

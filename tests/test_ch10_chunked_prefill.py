@@ -16,7 +16,11 @@ from tests.prompts import random_prompt
 
 PAGES = pytest.mark.parametrize("page", [1, 4, 16])
 BUDGETS = [1, 7, 49, 50, 51, 1000]
-FIFTY, HUNDRED, SHORT = random_prompt(2, 50), random_prompt(0, 100), random_prompt(3, 7)
+FIFTY, HUNDRED, SHORT = (
+    random_prompt(2, 50),
+    random_prompt(0, 100),
+    random_prompt(3, 7),
+)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +34,9 @@ def chunks(driver, uid):
 
 
 def assert_within(driver, budget):
-    assert max(sum(step.tokens.values()) for step in driver.prefills()) <= budget
+    assert (
+        max(sum(step.tokens.values()) for step in driver.prefills()) <= budget
+    )
 
 
 def with_stream(folder, **settings):
@@ -244,7 +250,9 @@ def test_a_turn_nobody_could_use_is_not_owed(folder):
 
 @pytest.mark.parity
 @PAGES
-def test_room_for_all_of_a_prompt_is_reserved_with_its_first_chunk(folder, page):
+def test_room_for_all_of_a_prompt_is_reserved_with_its_first_chunk(
+    folder, page
+):
     """B's last chunk leaves budget for C, but not pages: C has to wait."""
     driver = Driver(
         folder, page_size=page, pages=96 // page, max_extend_tokens=30

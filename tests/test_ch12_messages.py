@@ -24,7 +24,10 @@ from tests.parity import assert_parity, model_under_test, prompts
 
 ROOT = Path(minisgl.utils.__file__).parents[2]
 DRAWN = SamplingParams(0.7, 40, 0.9, True, 77, 0.05, seed=-(2**63))
-CHAT = [{"role": "system", "content": ""}, {"role": "user", "content": "你好 🎉\0"}]
+CHAT = [
+    {"role": "system", "content": ""},
+    {"role": "user", "content": "你好 🎉\0"},
+]
 PROMPT = torch.tensor([3, 1, 4], dtype=torch.int32)
 BACKEND = [
     m.BatchBackendMsg([]),
@@ -48,7 +51,9 @@ FRONTEND = [
     m.UserReply(1, " naïve — 你\u200b", False),
     m.UserReply(1, "", True, "length"),
     m.UserReply(1, "", True, "error", "too long"),
-    m.BatchFrontendMsg([m.UserReply(1, "a", False), m.UserReply(2, "b", True, "stop")]),
+    m.BatchFrontendMsg(
+        [m.UserReply(1, "a", False), m.UserReply(2, "b", True, "stop")]
+    ),
 ]
 BASES = {
     m.BaseBackendMsg: BACKEND,
@@ -118,7 +123,10 @@ def test_nothing_is_pickled(base, msg, monkeypatch):
 
 
 def test_a_message_is_what_the_page_shows():
-    assert m.AbortMsg.encoder(m.AbortMsg(7)) == {"__type__": "AbortMsg", "uid": 7}
+    assert m.AbortMsg.encoder(m.AbortMsg(7)) == {
+        "__type__": "AbortMsg",
+        "uid": 7,
+    }
     content = m.UserMsg(7, PROMPT, SamplingParams()).encoder()
     raw = PROMPT.numpy().tobytes()
     assert content["input_ids"] == {"__array__": ["<i4", [3], raw]}
@@ -143,7 +151,9 @@ def test_nan_arrives_and_a_tuple_is_a_list():
     assert boxed((1, (2, "x"))) == [1, [2, "x"]]
 
 
-@pytest.mark.parametrize("number", [np.int32(5), np.float32(0.5), np.bool_(True)])
+@pytest.mark.parametrize(
+    "number", [np.int32(5), np.float32(0.5), np.bool_(True)]
+)
 def test_a_number_of_numpy_arrives_as_a_number(number):
     got = boxed(number)
     assert got == number and type(got) in (int, float, bool)
@@ -193,7 +203,9 @@ def test_anything_else_is_refused_before_it_leaves(value):
 def test_the_refusal_names_the_type():
     with pytest.raises(TypeError, match="a set cannot be put into a message"):
         serialize_type(Box({1}))
-    with pytest.raises(TypeError, match="the key 1 of a dict in a message is no str"):
+    with pytest.raises(
+        TypeError, match="the key 1 of a dict in a message is no str"
+    ):
         serialize_type(Box({1: 2}))
 
 
@@ -283,7 +295,9 @@ def test_a_decoder_leaves_its_dict_alone():
 @pytest.fixture
 def queue(tmp_path_factory):
     pull = ZmqPullQueue(
-        f"ipc://{tmp_path_factory.mktemp('q')}/a", True, m.BaseBackendMsg.decoder
+        f"ipc://{tmp_path_factory.mktemp('q')}/a",
+        True,
+        m.BaseBackendMsg.decoder,
     )
     yield pull
     pull.stop()
@@ -304,9 +318,20 @@ def test_damaged_bytes_are_a_message_or_a_value_error(queue):
             assert str(error).startswith(f"{cut} bytes are refused: ")
             refused += 1
     assert refused > 500
-    deep = b"\x82\xa8__type__\xafAbortBackendMsg\xa3uid" + b"\x91" * 1000 + b"\1"
-    for raw in (b"", b"\xc1", b"\x91" * 5000, deep, whole + b"\0", b"\x81\x01\x02"):
-        with pytest.raises(ValueError, match=f"{len(raw)} bytes are refused: ."):
+    deep = (
+        b"\x82\xa8__type__\xafAbortBackendMsg\xa3uid" + b"\x91" * 1000 + b"\1"
+    )
+    for raw in (
+        b"",
+        b"\xc1",
+        b"\x91" * 5000,
+        deep,
+        whole + b"\0",
+        b"\x81\x01\x02",
+    ):
+        with pytest.raises(
+            ValueError, match=f"{len(raw)} bytes are refused: ."
+        ):
             queue.decode(raw)
 
 

@@ -94,7 +94,13 @@ def child(base):
     children = []
 
     def start(lines):
-        command = [sys.executable, "-c", PRELUDE + lines + LIGHT, str(ROOT), base]
+        command = [
+            sys.executable,
+            "-c",
+            PRELUDE + lines + LIGHT,
+            str(ROOT),
+            base,
+        ]
         children.append(subprocess.Popen(command))
         return children[-1]
 
@@ -132,7 +138,9 @@ say.stop()
     assert_ends_well(process)
 
 
-def test_all_that_was_sent_before_the_receiver_came_arrives_in_order(queue, child):
+def test_all_that_was_sent_before_the_receiver_came_arrives_in_order(
+    queue, child
+):
     push, back = queue(ZmqPushQueue), queue(ZmqPullQueue, "b", create=True)
     for uid in range(3000):
         push.put(AbortBackendMsg(uid))
@@ -154,7 +162,9 @@ def test_either_side_may_create_the_address(queue, create):
     sender = threading.Thread(target=push.put_raw, args=(raw,))
     sender.start()
     sender.join(0.2)
-    assert sender.is_alive() == create, "only a creator waits for the first receiver"
+    assert sender.is_alive() == create, (
+        "only a creator waits for the first receiver"
+    )
     pull = queue(ZmqPullQueue, create=not create)
     assert pull.get() == AbortBackendMsg(5)
     sender.join()
@@ -168,7 +178,9 @@ def test_each_pushers_messages_stay_in_order(queue):
             push.put(AbortBackendMsg(1000 * i + number))
     got = numbers(pull, 300)
     for i in range(3):
-        assert [n for n in got if n // 1000 == i] == [*range(1000 * i, 1000 * i + 100)]
+        assert [n for n in got if n // 1000 == i] == [
+            *range(1000 * i, 1000 * i + 100)
+        ]
 
 
 def test_empty_says_whether_get_would_wait(queue):
@@ -191,7 +203,10 @@ def test_a_message_of_megabytes(queue):
 
 def test_raw_bytes_are_passed_on_unread(queue):
     first, push = queue(ZmqPullQueue, create=True), queue(ZmqPushQueue)
-    second, relay = queue(ZmqPullQueue, "b", create=True), queue(ZmqPushQueue, "b")
+    second, relay = (
+        queue(ZmqPullQueue, "b", create=True),
+        queue(ZmqPushQueue, "b"),
+    )
     push.put(AbortBackendMsg(3))
     raw = first.get_raw()
     assert raw == msgpack.packb(AbortBackendMsg(3).encoder())
@@ -219,7 +234,11 @@ def test_what_cannot_be_sent_is_refused_and_the_next_one_goes(queue):
     for _ in range(2000):
         deep = [deep]
     for uid, text, reason in (
-        (2**64, "", "this TokenizeMsg cannot be sent: Integer value out of range"),
+        (
+            2**64,
+            "",
+            "this TokenizeMsg cannot be sent: Integer value out of range",
+        ),
         (1, "half a pair: \ud83d", "surrogates not allowed"),
         (1, deep, "this TokenizeMsg cannot be sent: .*recursion"),
     ):
@@ -260,7 +279,9 @@ def test_stop_gives_up_after_a_second_when_nobody_receives(queue):
 
 def test_a_receiver_stops_at_once_whatever_its_sender_did(base):
     pub = ZmqPubQueue(base + "a", True, BaseBackendMsg.encoder)
-    subs = [ZmqSubQueue(base + "a", False, BaseBackendMsg.decoder) for _ in "ab"]
+    subs = [
+        ZmqSubQueue(base + "a", False, BaseBackendMsg.decoder) for _ in "ab"
+    ]
     pub.wait_for_subscribers(2, timeout=10)
     pub.stop()
     begin = time.monotonic()
@@ -302,7 +323,9 @@ def test_an_address_is_free_again_after_stop(base):
         pull.stop()
 
 
-def test_a_socket_file_that_a_killed_process_left_does_no_harm(queue, child, base):
+def test_a_socket_file_that_a_killed_process_left_does_no_harm(
+    queue, child, base
+):
     queue(ZmqPushQueue, "go").put(ExitMsg())
     killed = child("""
 pull = ZmqPullQueue(base + "a", True, backend[1])
@@ -317,7 +340,9 @@ os.kill(os.getpid(), 9)
 
 
 def test_a_wrong_address_is_named_at_once(base, queue):
-    with pytest.raises(zmq.ZMQError, match=r"longer than 107 characters|too long"):
+    with pytest.raises(
+        zmq.ZMQError, match=r"longer than 107 characters|too long"
+    ):
         queue(ZmqPullQueue, "x" * 120, create=True)
     with pytest.raises(zmq.ZMQError, match="/none/a"):
         queue(ZmqPullQueue, "none/a", create=True)
@@ -370,7 +395,9 @@ def test_fault5_late_subscribers_get_the_first_broadcast(queue, child):
         time.sleep(0.01)
     pub.put(ExitMsg())
     firsts = [pull.get().uid for pull in seen]
-    assert firsts == [0, 0, 0], f"the first broadcast is lost: {firsts} came first"
+    assert firsts == [0, 0, 0], (
+        f"the first broadcast is lost: {firsts} came first"
+    )
     for pull in seen:
         assert numbers(pull, 9) == [*range(1, 10)]
     for one in children:
@@ -394,7 +421,9 @@ def test_waiting_for_subscribers_ends_with_their_number(queue):
     first = queue(ZmqSubQueue)
     pub.wait_for_subscribers(1, timeout=10)
     begin = time.monotonic()
-    with pytest.raises(TimeoutError, match=r"^1 of 3 subscribers joined in 0\.3 s$"):
+    with pytest.raises(
+        TimeoutError, match=r"^1 of 3 subscribers joined in 0\.3 s$"
+    ):
         pub.wait_for_subscribers(3, timeout=0.3)
     assert 0.25 < time.monotonic() - begin < 5
     pub.put(ExitMsg())
@@ -407,7 +436,9 @@ def test_waiting_for_subscribers_ends_with_their_number(queue):
 
 def assert_leaves(pub, count):
     """One of `count` subscribers goes, within the seconds of a test."""
-    with pytest.raises(TimeoutError, match=f"^{count - 1} of {count} subscribers"):
+    with pytest.raises(
+        TimeoutError, match=f"^{count - 1} of {count} subscribers"
+    ):
         while True:
             pub.wait_for_subscribers(count, timeout=0)
             time.sleep(0.01)

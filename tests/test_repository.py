@@ -31,7 +31,11 @@ def tracked():
     if done.returncode:
         pytest.skip("no git repository here")
     paths = [ROOT / name for name in done.stdout.split("\0") if name]
-    return {p.relative_to(ROOT).as_posix(): p.read_bytes() for p in paths if p.exists()}
+    return {
+        p.relative_to(ROOT).as_posix(): p.read_bytes()
+        for p in paths
+        if p.exists()
+    }
 
 
 def findings(name: str, text: str) -> list[str]:
@@ -50,8 +54,12 @@ def test_files_are_small(tracked):
 
 
 def test_nothing_of_one_machine_is_named(tracked):
-    texts = {n: d.decode(errors="replace") for n, d in tracked.items() if n != THIS}
-    assert [line for n, text in texts.items() for line in findings(n, text)] == []
+    texts = {
+        n: d.decode(errors="replace") for n, d in tracked.items() if n != THIS
+    }
+    assert [
+        line for n, text in texts.items() for line in findings(n, text)
+    ] == []
 
 
 def test_texts_end_in_one_newline_and_are_utf8(tracked):

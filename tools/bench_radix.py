@@ -18,7 +18,9 @@ from time import thread_time
 from typing import TYPE_CHECKING, Annotated, Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != ROOT / "tools"]
+sys.path[:] = [
+    p for p in sys.path if Path(p or ".").resolve() != ROOT / "tools"
+]
 sys.path.insert(0, str(ROOT))
 
 import numpy as np  # noqa: E402
@@ -87,7 +89,9 @@ def prompts(requests: int, length: int, seed: int) -> Iterator[torch.Tensor]:
     for _ in range(requests):
         f, m = rng.integers(FAMILIES), rng.integers(MEMBERS)
         own = draw(length - 3 * part)
-        yield torch.from_numpy(np.concatenate([first, second[f], third[f, m], own]))
+        yield torch.from_numpy(
+            np.concatenate([first, second[f], third[f, m], own])
+        )
 
 
 def measure(
@@ -114,7 +118,10 @@ def measure(
 
 
 def _serve(
-    cache: RadixPrefixCache, ids: torch.Tensor, free: torch.Tensor, result: Result
+    cache: RadixPrefixCache,
+    ids: torch.Tensor,
+    free: torch.Tensor,
+    result: Result,
 ) -> torch.Tensor:
     """One request, from its match to its end; returns the slots now free."""
     timed = result.timed
@@ -173,15 +180,21 @@ def _counting(cache: RadixPrefixCache, result: Result) -> Iterator[None]:
 
 def main(
     requests: Annotated[int, typer.Option(min=1)] = 10_000,
-    length: Annotated[list[int] | None, typer.Option(help="Again for more.")] = None,
+    length: Annotated[
+        list[int] | None, typer.Option(help="Again for more.")
+    ] = None,
     page_size: Annotated[int, typer.Option(min=1)] = 1,
     pool: Annotated[int, typer.Option(help="Prompts that fit.", min=2)] = 128,
     seed: int = 0,
 ) -> None:
     """Print operations per second, and the work for each token of a prompt."""
     torch.set_num_threads(1)
-    print(f"{requests:,} requests, pages of {page_size}, room for {pool} prompts")
-    print("length  hits  compared  nodes  operations/s, us of match, insert, evict")
+    print(
+        f"{requests:,} requests, pages of {page_size}, room for {pool} prompts"
+    )
+    print(
+        "length  hits  compared  nodes  operations/s, us of match, insert, evict"
+    )
     for n in length or [256, 512, 1024]:
         if n < 4:
             raise SystemExit("error: --length must be at least 4")
@@ -189,7 +202,9 @@ def main(
         run = measure(requests, n, pages, page_size, seed, count=False)
         work = measure(min(requests, 1000), n, pages, page_size, seed)
         print(_row(n, run, work))
-    print("compared: tokens for each token of a prompt; nodes: for each request")
+    print(
+        "compared: tokens for each token of a prompt; nodes: for each request"
+    )
     print("an operation: a match, an insert or an evict; mean CPU time of each")
 
 

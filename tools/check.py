@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Annotated
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != ROOT / "tools"]
+sys.path[:] = [
+    p for p in sys.path if Path(p or ".").resolve() != ROOT / "tools"
+]
 sys.path.insert(0, str(ROOT))
 
 from tools.steplib import venv  # noqa: E402
@@ -34,7 +36,12 @@ from tools.steplib import testrun  # noqa: E402
 from tools.steplib.rows import Row, rows  # noqa: E402
 
 LOGS = ROOT / ".cache" / "logs"
-STYLES = {"ok": "green", "FAILED": "bold red", "skip": "yellow", "running": "cyan"}
+STYLES = {
+    "ok": "green",
+    "FAILED": "bold red",
+    "skip": "yellow",
+    "running": "cyan",
+}
 TAIL = 60  # lines of a failed row's log that are shown
 
 
@@ -81,14 +88,19 @@ def _run_commands(row: Row, log: Path) -> bool:
                 command, cwd=ROOT, stdout=stream, stderr=subprocess.STDOUT
             )
             if done.returncode:
-                print(f"status {done.returncode}: {shlex.join(shown)}", file=stream)
+                print(
+                    f"status {done.returncode}: {shlex.join(shown)}",
+                    file=stream,
+                )
                 return False
     return True
 
 
 def _lines(log: Path) -> list[str]:
     text = log.read_text(encoding="utf-8", errors="replace")
-    return [n for n in text.splitlines() if n.strip() and not n.startswith("$ ")]
+    return [
+        n for n in text.splitlines() if n.strip() and not n.startswith("$ ")
+    ]
 
 
 def table(results: list[Result]) -> Table:
@@ -98,7 +110,9 @@ def table(results: list[Result]) -> Table:
         shown.add_column(name, justify="right" if name == "seconds" else "left")
     for one in results:
         style = STYLES[one.state]
-        seconds = "" if one.state in ("skip", "running") else f"{one.seconds:.1f}"
+        seconds = (
+            "" if one.state in ("skip", "running") else f"{one.seconds:.1f}"
+        )
         state = f"[{style}]{one.state}[/]"
         shown.add_row(one.row.name, state, seconds, escape(one.note))
     return shown
@@ -106,7 +120,9 @@ def table(results: list[Result]) -> Table:
 
 def show_failure(one: Result) -> None:
     """The end of a failed row's log, and where the rest is."""
-    print(f"\n--- {one.row.name} FAILED, the end of {one.log.relative_to(ROOT)}:")
+    print(
+        f"\n--- {one.row.name} FAILED, the end of {one.log.relative_to(ROOT)}:"
+    )
     text = one.log.read_text(encoding="utf-8", errors="replace")
     print("\n".join(text.splitlines()[-TAIL:]))
     print(f"--- again: python tools/check.py --only {one.row.name}")
@@ -121,35 +137,53 @@ def choose(every: list[Row], only: list[str], fast: bool) -> list[Row]:
     names = [row.name for row in every]
     for name in only:
         if name not in names:
-            raise typer.BadParameter(f"no row {name!r}; known: {', '.join(names)}")
+            raise typer.BadParameter(
+                f"no row {name!r}; known: {', '.join(names)}"
+            )
     if only:
         return [row for row in every if row.name in only]
     return [row for row in every if not (fast and row.slow)]
 
 
 def main(
-    only: Annotated[list[str] | None, typer.Option(help="Run this row only.")] = None,
-    full: Annotated[bool, typer.Option("--full", help="Mutants, slow tests.")] = False,
-    fast: Annotated[bool, typer.Option("--fast", help="Leave out slow rows.")] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Run this row only.")
+    ] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="Mutants, slow tests.")
+    ] = False,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Leave out slow rows.")
+    ] = False,
 ) -> None:
     """Check style, types, stages, tags, the book and the tests."""
     os.chdir(ROOT)
-    os.environ.setdefault("NO_MKDOCS_2_WARNING", "1")  # it tells of the theme's end
+    os.environ.setdefault(
+        "NO_MKDOCS_2_WARNING", "1"
+    )  # it tells of the theme's end
     LOGS.mkdir(parents=True, exist_ok=True)
     chosen = choose(rows(ROOT, full), only or [], fast)
     console = Console()
     results: list[Result] = []
-    live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+    live = (
+        Live(console=console, auto_refresh=False)
+        if console.is_terminal
+        else None
+    )
     with live or nullcontext():
         for row in chosen:
             if live:
-                live.update(table([*results, Result(row, "running")]), refresh=True)
+                live.update(
+                    table([*results, Result(row, "running")]), refresh=True
+                )
             one = run_row(row, full)
             results.append(one)
             if live:
                 live.update(table(results), refresh=True)
             else:
-                line = f"{row.name:8}{one.state:8}{one.seconds:7.1f}s  {one.note}"
+                line = (
+                    f"{row.name:8}{one.state:8}{one.seconds:7.1f}s  {one.note}"
+                )
                 print(line.rstrip(), flush=True)
     failed = [one for one in results if one.state == "FAILED"]
     for one in failed:

@@ -51,7 +51,9 @@ def model_path(name: str | Path, source: str = "huggingface") -> Path:
     folder = Path(text).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise ModelError(f"{text} is a folder without config.json: not a model")
+            raise ModelError(
+                f"{text} is a folder without config.json: not a model"
+            )
         return folder.resolve()
     if hub.HUB_ID.fullmatch(text):
         return hub.hub_path(text, source)
@@ -86,11 +88,14 @@ def list_models() -> None:
 
 
 @app.command()
-def make(name: Annotated[str, typer.Argument(help="tiny name, or all")]) -> None:
+def make(
+    name: Annotated[str, typer.Argument(help="tiny name, or all")],
+) -> None:
     """Makes a tiny checkpoint anew, or all six of them."""
     if name != "all" and name not in RECIPES:
         typer.echo(
-            f"error: no tiny model {name!r}; known: {', '.join(RECIPES)}", err=True
+            f"error: no tiny model {name!r}; known: {', '.join(RECIPES)}",
+            err=True,
         )
         raise typer.Exit(1)
     with one_line_errors():
@@ -120,7 +125,9 @@ def show_path(name: Annotated[str, typer.Argument()]) -> None:
 def _megabytes(folder: Path) -> str:
     if not (folder / "config.json").is_file():
         return "-"
-    size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+    size = sum(
+        file.stat().st_size for file in folder.iterdir() if file.is_file()
+    )
     return f"{size / 1e6:.1f}"
 
 

@@ -46,9 +46,13 @@ class DictCache(BasePrefixCache):
     def _handle(self, keys: Sequence[Key]) -> DictHandle:
         slots = [self.pages[key] for key in keys]
         empty = torch.empty(0, dtype=torch.int32)
-        return DictHandle(len(keys) * self.page_size, keys, torch.cat([empty, *slots]))
+        return DictHandle(
+            len(keys) * self.page_size, keys, torch.cat([empty, *slots])
+        )
 
-    def lock_handle(self, handle: BaseCacheHandle, unlock: bool = False) -> None:
+    def lock_handle(
+        self, handle: BaseCacheHandle, unlock: bool = False
+    ) -> None:
         assert isinstance(handle, DictHandle)
         self.log.append(f"{'unlock' if unlock else 'lock'} {handle.cached_len}")
         for key in handle.keys:
@@ -80,9 +84,13 @@ class DictCache(BasePrefixCache):
         taken = [torch.empty(0, dtype=torch.int32)]
         for _ in range(0, size, self.page_size):
             parents = {key[: -self.page_size] for key in self.pages}
-            free = [k for k in self.pages if k not in parents and not self.locks[k]]
+            free = [
+                k for k in self.pages if k not in parents and not self.locks[k]
+            ]
             if not free:
-                raise RuntimeError(f"{size} tokens to evict, fewer are unlocked")
+                raise RuntimeError(
+                    f"{size} tokens to evict, fewer are unlocked"
+                )
             taken.append(self.pages.pop(free[0]))
         return torch.cat(taken)
 

@@ -203,7 +203,9 @@ if __name__ == "__main__":
     print("cached:", make_cache().match((1, 2, 3)))
 '''
 
-MAIN02 = MAIN01.replace("One request by hand", "One request, remembered").replace(
+MAIN02 = MAIN01.replace(
+    "One request by hand", "One request, remembered"
+).replace(
     '    print("cached:", make_cache().match((1, 2, 3)))\n',
     "    cache = make_cache()\n"
     "    cache.insert((1, 2, 3), 6)\n"
@@ -384,9 +386,17 @@ def git(root: Path, *args: str) -> str:
     env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
     env |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
     for who in ("AUTHOR", "COMMITTER"):
-        env |= {f"GIT_{who}_NAME": "Planted", f"GIT_{who}_EMAIL": "planted@localhost"}
+        env |= {
+            f"GIT_{who}_NAME": "Planted",
+            f"GIT_{who}_EMAIL": "planted@localhost",
+        }
     done = subprocess.run(
-        ["git", *args], cwd=root, env=env, capture_output=True, text=True, check=True
+        ["git", *args],
+        cwd=root,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return done.stdout
 

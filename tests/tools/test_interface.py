@@ -7,7 +7,11 @@ from tools.steplib.package import Package
 
 
 def method(signature, *decorators):
-    return {"signature": signature, "decorators": list(decorators), "lines": [1, 2]}
+    return {
+        "signature": signature,
+        "decorators": list(decorators),
+        "lines": [1, 2],
+    }
 
 
 def cls(bases=(), decorators=(), fields=(), methods=None):
@@ -26,7 +30,11 @@ UPSTREAM = {
         "classes": {
             "Req": cls(
                 decorators=["dataclass(eq=False)"],
-                fields=[("uid", None), ("cached", "0"), ("slot", "field(init=False)")],
+                fields=[
+                    ("uid", None),
+                    ("cached", "0"),
+                    ("slot", "field(init=False)"),
+                ],
                 methods={
                     "__post_init__": method("(self)"),
                     "__repr__": method("(self)"),
@@ -75,7 +83,9 @@ class Pool(Base):
 def found(tmp_path):
     def run(old="", new="", parts=PARTS):
         assert old in OURS + parts
-        (tmp_path / "core.py").write_text(OURS.replace(old, new) if old else OURS)
+        (tmp_path / "core.py").write_text(
+            OURS.replace(old, new) if old else OURS
+        )
         text = parts.replace(old, new) if old else parts
         (tmp_path / "parts.py").write_text(text)
         (tmp_path / "kernel.py").touch()
@@ -149,7 +159,10 @@ def test_reasons_cover_exactly_what_differs(tmp_path):
 
 def test_reason_without_difference_is_stale(found):
     assert found() == []
-    reasons = {"missing": {"core.py::Req.uid": "x"}, "changed": {"*::plan": "y"}}
+    reasons = {
+        "missing": {"core.py::Req.uid": "x"},
+        "changed": {"*::plan": "y"},
+    }
     assert problems([], reasons, newest=0) == [
         "*::plan: listed as changed but is not; delete it",
         "core.py::Req.uid: listed as missing but is not; delete it",

@@ -89,11 +89,15 @@ def test_transformers_takes_every_tensor_in_float32(name):
 def test_every_parameter_is_random(name):
     for key, tensor in tensors_of(model_path(name)).items():
         assert tensor.std() > 0.01, key
-        assert tensor.flatten().unique().numel() > 0.9 * tensor.numel() ** 0.9, key
+        assert (
+            tensor.flatten().unique().numel() > 0.9 * tensor.numel() ** 0.9
+        ), key
 
 
 def test_shapes_of_folder_that_loaders_must_handle():
-    configs = {n: json.loads((model_path(n) / "config.json").read_text()) for n in TINY}
+    configs = {
+        n: json.loads((model_path(n) / "config.json").read_text()) for n in TINY
+    }
     assert {c["tie_word_embeddings"] for c in configs.values()} == {True, False}
     assert {"rope_theta" in c for c in configs.values()} == {True, False}
     sharded = [n for n in TINY if RECIPES[n].shards > 1]
@@ -125,7 +129,9 @@ def test_tokenizer_round_trip_and_chat(name):
     assert "Hi there" in shown
     style = RECIPES[name].style
     assert shown.count(style.bos or "no bos") == (1 if style.bos else 0)
-    assert tokenizer.eos_token_id == style.id_of(style.ends[0]) == _first_eos(name)
+    assert (
+        tokenizer.eos_token_id == style.id_of(style.ends[0]) == _first_eos(name)
+    )
     if style.bos:
         assert tokenizer(TEXT).input_ids == [tokenizer.bos_token_id, *ids]
 
@@ -149,7 +155,9 @@ def test_unknown_name_lists_the_known_ones():
 def test_list_names_every_model():
     done = run_cli("list")
     assert done.returncode == 0
-    assert [line.split("\t")[0] for line in done.stdout.splitlines()] == list(KNOWN)
+    assert [line.split("\t")[0] for line in done.stdout.splitlines()] == list(
+        KNOWN
+    )
 
 
 def test_local_folder_is_itself_and_other_folders_are_refused(tmp_path):
@@ -186,7 +194,9 @@ def test_a_worktree_uses_the_models_of_its_main_checkout(tmp_path, monkeypatch):
     main, tree, plain = tmp_path / "main", tmp_path / "tree", tmp_path / "plain"
     for folder in (main, plain):
         shutil.copytree(ROOT / "tools" / "zoo", folder / "tools" / "zoo")
-        shutil.copy(ROOT / "tools" / "models.py", folder / "tools" / "models.py")
+        shutil.copy(
+            ROOT / "tools" / "models.py", folder / "tools" / "models.py"
+        )
     git = ["git", "-C", str(main), "-c", "user.name=n", "-c", "user.email=e@x"]
     for command in (
         ["init", "-q"],

@@ -18,7 +18,14 @@ from tools.steplib.signatures import Params, difference, of_arguments, of_text
 
 # What every Python object has, so that its absence from a class body means nothing;
 # __post_init__ is how a dataclass does its work, nobody calls it.
-_EVERYWHERE = {"__repr__", "__str__", "__new__", "__eq__", "__hash__", "__post_init__"}
+_EVERYWHERE = {
+    "__repr__",
+    "__str__",
+    "__new__",
+    "__eq__",
+    "__hash__",
+    "__post_init__",
+}
 _PROPERTIES = {"property", "cached_property"}
 
 
@@ -43,7 +50,10 @@ def compare(theirs: Mapping[str, Any], ours: Package) -> list[Finding]:
 
 
 def _module(
-    path: str, module: Mapping[str, Any], theirs: Mapping[str, Any], ours: Package
+    path: str,
+    module: Mapping[str, Any],
+    theirs: Mapping[str, Any],
+    ours: Package,
 ) -> Iterator[Finding]:
     for name, fact in module["functions"].items():
         here = ours.find(path, name)
@@ -74,7 +84,10 @@ def _module(
 
 
 def _class(
-    key: str, fact: Mapping[str, Any], theirs: Mapping[str, Any], view: ClassView
+    key: str,
+    fact: Mapping[str, Any],
+    theirs: Mapping[str, Any],
+    view: ClassView,
 ) -> Iterator[Finding]:
     constructor = view.constructor()
     known = {*view.attributes, *view.methods, *constructor.names}
@@ -83,7 +96,11 @@ def _class(
             yield Finding("missing", f"{key}.{name}", "no such field here")
     wanted = _constructor(fact, theirs)
     if wanted is not None:
-        gone = set() if "__init__" in fact["methods"] else set(wanted.names) - known
+        gone = (
+            set()
+            if "__init__" in fact["methods"]
+            else set(wanted.names) - known
+        )
         if text := difference(wanted.without(gone), constructor):
             yield Finding("changed", f"{key}.__init__", text)
     for name, method in fact["methods"].items():
@@ -103,7 +120,9 @@ def _method(
             yield Finding("changed", key, "a method there, an attribute here")
         return
     if is_value != bool(_PROPERTIES & decorators(here)):
-        there, now = ("property", "method") if is_value else ("method", "property")
+        there, now = (
+            ("property", "method") if is_value else ("method", "property")
+        )
         yield Finding("changed", key, f"a {there} there, a {now} here")
         return
     text = difference(
@@ -114,7 +133,9 @@ def _method(
         yield Finding("changed", key, text)
 
 
-def _constructor(fact: Mapping[str, Any], theirs: Mapping[str, Any]) -> Params | None:
+def _constructor(
+    fact: Mapping[str, Any], theirs: Mapping[str, Any]
+) -> Params | None:
     """Upstream's constructor, None where it is not the class's own."""
     if init := fact["methods"].get("__init__"):
         return of_text(init["signature"], bound=True)
@@ -133,7 +154,9 @@ def _is_record(fact: Mapping[str, Any]) -> bool:
     return "dataclass" in marks or "NamedTuple" in fact["bases"]
 
 
-def _fields(fact: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+def _fields(
+    fact: Mapping[str, Any], theirs: Mapping[str, Any]
+) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for base in fact["bases"]:
         for module in theirs.values():
@@ -160,10 +183,16 @@ def problems(
         if not matching:
             lines.append(f"{finding.key}: {finding.kind}: {finding.what}")
         elif late:
-            lines.append(f"{finding.key}: {late[0]!r}, but that chapter is here")
+            lines.append(
+                f"{finding.key}: {late[0]!r}, but that chapter is here"
+            )
     for kind in ("missing", "changed"):
-        stale = [key for key in reasons.get(kind, {}) if (kind, key) not in used]
-        lines += [f"{key}: listed as {kind} but is not; delete it" for key in stale]
+        stale = [
+            key for key in reasons.get(kind, {}) if (kind, key) not in used
+        ]
+        lines += [
+            f"{key}: listed as {kind} but is not; delete it" for key in stale
+        ]
     return sorted(lines)
 
 

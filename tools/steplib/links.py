@@ -9,7 +9,9 @@ from pathlib import Path
 from urllib.parse import unquote
 
 _LINK = re.compile(r"!?\[[^\]]*\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)")
-_FENCE = re.compile(r"^ *(`{3,}|~{3,}).*?^ *\1`*~* *$", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(
+    r"^ *(`{3,}|~{3,}).*?^ *\1`*~* *$", re.MULTILINE | re.DOTALL
+)
 _INLINE_CODE = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)", re.DOTALL)
 _ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*:|//|#")
 
@@ -43,7 +45,9 @@ def main() -> None:
     root = Path(__file__).resolve().parents[2]
     pages = sorted([*root.glob("*.md"), *(root / "docs").rglob("*.md")])
     lines = broken(root, pages)
-    print("\n".join(lines) or f"{len(pages)} files, every relative link resolves")
+    print(
+        "\n".join(lines) or f"{len(pages)} files, every relative link resolves"
+    )
     sys.exit(bool(lines))
 
 

@@ -23,7 +23,9 @@ class Definition:
 
 def decorators(node: ast.ClassDef | Function) -> set[str]:
     """Last names of the decorators: ``dataclass`` for ``@dataclasses.dataclass()``."""
-    calls = [d.func if isinstance(d, ast.Call) else d for d in node.decorator_list]
+    calls = [
+        d.func if isinstance(d, ast.Call) else d for d in node.decorator_list
+    ]
     return {ast.unparse(call).rsplit(".", 1)[-1] for call in calls}
 
 
@@ -105,12 +107,16 @@ class Package:
         options = [f"{stem}.py", f"{stem}/__init__.py".lstrip("/")]
         return next((option for option in options if self.has(option)), None)
 
-    def lineage(self, path: str, node: ast.ClassDef) -> list[tuple[str, ast.ClassDef]]:
+    def lineage(
+        self, path: str, node: ast.ClassDef
+    ) -> list[tuple[str, ast.ClassDef]]:
         """The class, then its bases that lie in the package, depth first."""
         found = [(path, node)]
         for base in node.bases:
             name = base.value if isinstance(base, ast.Subscript) else base
-            there = self.find(path, name.id) if isinstance(name, ast.Name) else None
+            there = (
+                self.find(path, name.id) if isinstance(name, ast.Name) else None
+            )
             if there is not None and isinstance(there.node, ast.ClassDef):
                 found += self.lineage(there.path, there.node)
         return found
@@ -169,7 +175,10 @@ class ClassView:
                 if not isinstance(node, ast.AnnAssign) or not is_record(cls):
                     continue
                 value = ast.unparse(node.value) if node.value else ""
-                if "ClassVar" in ast.unparse(node.annotation) or "init=False" in value:
+                if (
+                    "ClassVar" in ast.unparse(node.annotation)
+                    or "init=False" in value
+                ):
                     continue
                 calls = value.startswith(("field(", "dataclasses.field("))
                 has_default = "default" in value if calls else bool(value)

@@ -38,7 +38,9 @@ def of_arguments(args: ast.arguments, bound: bool) -> Params:
         del positional[listed[0].arg]
     pairs = zip(args.kwonlyargs, args.kw_defaults, strict=True)
     keyword = {a.arg: default is not None for a, default in pairs}
-    return Params(positional, keyword, args.vararg is not None, args.kwarg is not None)
+    return Params(
+        positional, keyword, args.vararg is not None, args.kwarg is not None
+    )
 
 
 def of_text(signature: str, bound: bool) -> Params:

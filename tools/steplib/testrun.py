@@ -35,7 +35,9 @@ class Outcome:
 
     def line(self, seconds: float) -> str:
         """The test runner's summary line: ``123 passed, 2 skipped in 45.1s``."""
-        parts = [f"{self.counts[kind]} {kind}" for kind in KINDS if self.counts[kind]]
+        parts = [
+            f"{self.counts[kind]} {kind}" for kind in KINDS if self.counts[kind]
+        ]
         return f"{', '.join(parts) or 'no tests ran'} in {seconds:.1f}s"
 
 
@@ -90,7 +92,9 @@ def run(root: Path, log: IO[str], cache: Path, full: bool) -> Outcome:
     cache.mkdir(parents=True, exist_ok=True)
     memory = cache / "durations.json"
     shards = deal(weigh(root, memory), 2 if (os.cpu_count() or 1) > 1 else 1)
-    started = [_start(root, cache, at, files, full) for at, files in enumerate(shards)]
+    started = [
+        _start(root, cache, at, files, full) for at, files in enumerate(shards)
+    ]
     outcome = Outcome()
     for process, report, output in started:
         code = process.wait()
@@ -112,7 +116,12 @@ def _start(
     report, output = cache / f"pytest-{at}.xml", cache / f"pytest-{at}.txt"
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", f"--junitxml={report}"]
-    command += ["-o", "junit_family=xunit1", "-o", f"cache_dir={cache}/pytest-{at}"]
+    command += [
+        "-o",
+        "junit_family=xunit1",
+        "-o",
+        f"cache_dir={cache}/pytest-{at}",
+    ]
     command += [*([] if full else ["-m", "not slow"]), *files]
     with output.open("w", encoding="utf-8") as stream:
         process = subprocess.Popen(
