@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -72,7 +73,8 @@ def main(
 ) -> None:
     """Answer a question, then say where to go on."""
     try:
-        chapter = newest(Book.load())
+        book = Book.load()
+        chapter = newest(book)
     except ManifestError as error:
         raise SystemExit(f"error: {error}") from None
     if chapter is None:
@@ -80,17 +82,49 @@ def main(
             "error: no chapter here has a main.py that takes --prompt"
         )
     model = usable(model)
-    script = chapter.main.relative_to(ROOT).as_posix()
-    print(f"engine: {script}\nmodel: {model}\nquestion: {prompt}\n", flush=True)
-    command = [sys.executable, script, "--model", model, "--prompt", prompt]
-    code = subprocess.run(command, cwd=ROOT).returncode
-    if code:
-        raise typer.Exit(code)
+    if "llm/llm.py" in book.paths:
+        chapter = book.owners("llm/llm.py")[-1]
+        print(f"engine: minisgl.llm.LLM\nmodel: {model}\nquestion: {prompt}\n")
+        answer(prompt, model)
+    else:
+        print(f"engine: {chapter.name}\nmodel: {model}\nquestion: {prompt}\n")
+        sys.stdout.flush()
+        # Through its own build: a later package may not suit an earlier main.
+        command = [sys.executable, "tools/steps.py", "run", str(chapter.number)]
+        command += ["--model", model, "--prompt", prompt]
+        code = subprocess.run(command, cwd=ROOT).returncode
+        if code:
+            raise typer.Exit(code)
     about = "random weights, so noise" if model in RECIPES else "a real model"
-    page = f"docs/en/{chapter.name}.md"
     print(
-        f"\nThat was {chapter.id} on {model} ({about}). Go on: {page}, or `make help`."
+        f"\nThat was the engine as {chapter.id} leaves it, on {model} ({about}). "
+        "Begin with docs/en/ch00-step0.md; `make help` lists what else there is."
     )
+
+
+def answer(prompt: str, model: str) -> None:
+    """Ask the engine of this checkout and print what it says, with its rate."""
+    from minisgl.core import SamplingParams
+    from minisgl.llm import LLM
+    from tools.stagekit import encode_chat, measured
+
+    try:
+        llm = LLM(str(model_path(model)), max_running_req=1, device="auto")
+        ids = encode_chat(llm.tokenizer, prompt)
+        start = time.perf_counter()
+        (result,) = llm.generate([ids], SamplingParams(max_tokens=256))
+        seconds = time.perf_counter() - start
+    except NotImplementedError as error:
+        raise SystemExit(
+            f"error: not written yet on this tag: {error}"
+        ) from None
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"error: {error}") from None
+    if result["error"]:
+        raise SystemExit(f"error: {result['error']}")
+    count = len(result["token_ids"])
+    print(result["text"])
+    print(f"\n{count} tokens, {measured(count / seconds, 'tokens/s')}")
 
 
 if __name__ == "__main__":

@@ -1,18 +1,34 @@
 """What every chapter's main.py shares: measured values, models, tokenizers."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from tools.models import model_path
+from tools.zoo.places import ModelError
 
 __all__ = [
     "encode_chat",
     "load_tokenizer",
     "measured",
     "model_path",
+    "run",
     "transformers_answer",
 ]
+
+
+def run(main: Callable[..., None]) -> None:
+    """Run a main from the command line; what is wrong with its input is one line.
+
+    Raises:
+        SystemExit: with that line, for an unknown model, device or setting.
+    """
+    try:
+        typer.run(main)
+    except (ModelError, FileNotFoundError, ValueError) as error:
+        raise SystemExit(f"error: {error}") from None
 
 
 def measured(value: float, unit: str, digits: int = 1) -> str:

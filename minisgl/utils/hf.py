@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 _WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]
+_TOKENIZERS = ["tokenizer.json", "tokenizer.model", "vocab.json"]
 
 
 def download_hf_weight(model_path: str) -> str:
@@ -34,8 +35,16 @@ def download_hf_weight(model_path: str) -> str:
 
 
 def load_tokenizer(model_path: str) -> Tokenizer:
-    """The tokenizer of a folder or hub id."""
-    return AutoTokenizer.from_pretrained(download_hf_weight(model_path))
+    """The tokenizer of a folder or hub id.
+
+    Raises:
+        FileNotFoundError: the folder holds none.
+    """
+    folder = Path(download_hf_weight(model_path))
+    # Without files transformers makes an empty one, and says nothing.
+    if not any((folder / name).is_file() for name in _TOKENIZERS):
+        raise FileNotFoundError(f"{folder} has no tokenizer.json: fetch it too")
+    return AutoTokenizer.from_pretrained(str(folder))
 
 
 @cache

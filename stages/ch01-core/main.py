@@ -8,10 +8,9 @@ STAGES = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(STAGES.parent))
 
 import torch
-import typer
 
 from minisgl.core import Batch, Context, Req, SamplingParams, get_global_ctx
-from tools.stagekit import model_path
+from tools.stagekit import model_path, run
 
 Engine = run_path(str(STAGES / "ch00-step0" / "engine.py"))["Engine"]
 ASKED = [([51, 258, 220, 447, 313], 6), ([54, 460, 30], 2)]  # ids, max_tokens
@@ -57,4 +56,4 @@ def main(model: str = "qwen3-tiny", device: str = "cpu") -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

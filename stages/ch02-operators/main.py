@@ -8,11 +8,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 import torch.nn.functional as F
-import typer
 from transformers import AutoConfig
 
 from minisgl import layers, utils
-from tools.stagekit import model_path
+from tools.stagekit import model_path, run
 
 STRETCHED = {"factor": 8.0, "original_max_position_embeddings": 1024}
 STRETCHED |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}  # llama3's own
@@ -57,4 +56,4 @@ def main(model: str = "qwen3-tiny", device: str = "cpu") -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

@@ -8,7 +8,6 @@ from time import perf_counter as now
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
-import typer
 
 from minisgl import models, utils
 from minisgl.core import Batch, Context, Req, SamplingParams
@@ -57,4 +56,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    kit.run(main)

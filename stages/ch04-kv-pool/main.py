@@ -5,11 +5,10 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[i]) for i in (2, 0)]
 
-import typer
 from by_hand import ByHand
 
 from minisgl.core import Req
-from tools.stagekit import load_tokenizer, model_path, transformers_answer
+from tools.stagekit import load_tokenizer, model_path, run, transformers_answer
 
 TOKENS, PAGES_OF_4 = 12, 24
 TEXTS = {"A": "Pages fill up.", "B": "Who holds it?", "C": "Hi"}
@@ -57,4 +56,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

@@ -5,11 +5,10 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[i]) for i in (2, 0)]
 
-import typer
 from by_hand import ByHand
 
 from minisgl.core import Req
-from tools.stagekit import load_tokenizer, model_path
+from tools.stagekit import load_tokenizer, model_path, run
 
 TOKENS, SLOTS = 8, 512
 TEXTS = {
@@ -56,4 +55,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

@@ -12,8 +12,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 from minisgl.attention import create_attention_backend
-from minisgl.core import Batch, Context, Req, SamplingParams, set_global_ctx
+from minisgl.core import Batch, Context, Req, set_global_ctx
 from minisgl.kvcache import MHAKVCache
+from tests.handmade import make_req
 from tools.stagekit import measured
 
 HEADS, KV_HEADS, DIM = 4, 2, 64
@@ -32,8 +33,9 @@ def setup(lengths: list[int]) -> tuple[Context, list[Req]]:
     shape: Any = SimpleNamespace(num_qo_heads=HEADS, num_kv_heads=KV_HEADS)
     reqs = []
     for row, length in enumerate(lengths):
-        ids = torch.zeros(length, dtype=torch.int32)
-        reqs.append(Req(ids, row, length - 1, 1, row, SamplingParams()))
+        req = make_req([0] * length, row, 1)
+        req.cached_len = length - 1
+        reqs.append(req)
     ctx.attn_backend = create_attention_backend("torch", shape)
     return ctx, reqs
 

@@ -127,11 +127,13 @@ def test_an_editable_install_is_not_seen(book, tmp_path):
 
 def test_an_editable_finder_that_a_main_installs(book, other):
     finder = FINDER.format(mapping={"minisgl": str(other / "minisgl")})
-    write(book, f"stages/ch01-core/{FINDER_NAME}.py", finder)
+    # Not FINDER_NAME: an editable install of this package has it in use.
+    name = "__editable___other_tree_finder"
+    write(book, f"stages/ch01-core/{name}.py", finder)
     append(
         book,
         MAIN,
-        f"    import {FINDER_NAME} as f; f.install(); import minisgl.radix\n",
+        f"    import {name} as f; f.install(); import minisgl.radix\n",
     )
     assert_leak(ch01(book), f"{other}/minisgl/radix.py")
 

@@ -22,9 +22,15 @@ def _chosen(
     book: Book, only: str | None, first: str | None, last: str | None
 ) -> list[Chapter]:
     if only is not None:
+        if first is not None or last is not None:
+            raise typer.BadParameter(
+                "--only stands alone: drop --from and --upto"
+            )
         return [book.chapter(only)]
     low = 0 if first is None else book.chapter(first).number
     high = book.last if last is None else book.chapter(last).number
+    if low > high:
+        raise typer.BadParameter(f"no chapter from {low} up to {high}")
     return book.chapters[low : high + 1]
 
 

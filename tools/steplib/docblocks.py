@@ -184,7 +184,7 @@ def _output(book: Book, page: Page, argument: str) -> str:
     chapter = _at(book, page, argument or None)
     if not chapter.output.is_file():
         raise ValueError(f"stages/{chapter.name}/output.txt: missing")
-    command = f"$ python stages/{chapter.name}/main.py"
+    command = f"$ python tools/steps.py run {chapter.number}"
     printed = chapter.output.read_text(encoding="utf-8")
     return fenced(f"{command}\n{printed}", "console")
 
