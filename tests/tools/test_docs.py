@@ -155,7 +155,7 @@ def test_output(root):
         root, "output", "output: ch01", "output: docs/outputs/fault.txt"
     )
     assert own == (
-        "```console\n$ python stages/ch02-radix/main.py\nanswer: 6\ncached: 6\n```"
+        "```console\n$ python tools/steps.py run 2\nanswer: 6\ncached: 6\n```"
     )
     assert "ch01-core/main.py\nanswer: 6\ncached: None\n" in other
     assert file == "```console\n$ python tools/steps.py revert 1\nred\n```"
