@@ -1,5 +1,7 @@
 """Attention backends: mixed batches over pages equal every request alone."""
 
+from itertools import groupby
+
 import pytest
 import torch
 
@@ -359,3 +361,17 @@ def test_a_prompt_in_pieces_between_the_tokens_of_another(page_size):
         found.append(token)
     torch.testing.assert_close(last, whole, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(torch.stack(found), steady, rtol=1e-4, atol=1e-4)
+
+
+def test_a_long_request_does_not_pad_short_ones():
+    """Alike below 512 tokens, then within a factor of 4; the same new tokens."""
+    from minisgl.attention.torch_backend import _shape
+
+    lengths = [1, 100, 511, 512, 2047, 2048, 8191, 8192]
+    reqs = [make_req([0] * length, 0, 1) for length in lengths]
+    for req in reqs:
+        req.cached_len = req.device_len - 1
+    groups = [[*g] for _, g in groupby(reqs, _shape)]
+    sizes = [[req.device_len for req in group] for group in groups]
+    assert sizes == [[1, 100, 511], [512, 2047], [2048, 8191], [8192]]
+    assert _shape(make_req([0] * 9, 0, 1)) != _shape(reqs[1])

@@ -157,7 +157,7 @@ def test_output(root):
     assert own == (
         "```console\n$ python tools/steps.py run 2\nanswer: 6\ncached: 6\n```"
     )
-    assert "ch01-core/main.py\nanswer: 6\ncached: None\n" in other
+    assert "steps.py run 1\nanswer: 6\ncached: None\n" in other
     assert file == "```console\n$ python tools/steps.py revert 1\nred\n```"
 
 
