@@ -3,6 +3,7 @@
 from typing import Any
 
 from tools.zoo.places import ModelError
+from tools.zoo.tokenizer import bpe_model
 
 CONTROL = 3
 """Token type of special tokens in `tokenizer.ggml.token_type`."""
@@ -50,20 +51,10 @@ def gguf_tokenizer(fields: dict[str, Any]) -> dict[str, Any]:
         },
         "post_processor": None,
         "decoder": byte_level,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": {token: i for i, token in enumerate(tokens)},
-            "merges": [
-                pair.split(" ") for pair in fields["tokenizer.ggml.merges"]
-            ],
-        },
+        "model": bpe_model(
+            tokens,
+            [pair.split(" ") for pair in fields["tokenizer.ggml.merges"]],
+        ),
     }
 
 

@@ -80,6 +80,22 @@ def tokenizer_json(style: Style) -> dict[str, Any]:
     return bpe_json(tokens, [list(pair) for pair in merges], style)
 
 
+def bpe_model(tokens: list[str], merges: list[list[str]]) -> dict[str, Any]:
+    """The "model" of tokenizer.json: byte pairs, ids in the order of `tokens`."""
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": False,
+        "vocab": {token: i for i, token in enumerate(tokens)},
+        "merges": merges,
+    }
+
+
 def bpe_json(
     tokens: list[str], merges: list[list[str]], style: Style
 ) -> dict[str, Any]:
@@ -111,18 +127,7 @@ def bpe_json(
         "pre_tokenizer": byte_level,
         "post_processor": _starts_with(style) if style.bos else byte_level,
         "decoder": byte_level,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": {token: i for i, token in enumerate(tokens)},
-            "merges": merges,
-        },
+        "model": bpe_model(tokens, merges),
     }
 
 
