@@ -25,6 +25,7 @@ from tools.zoo.recipes import RECIPES  # noqa: E402
 QUESTION = "What is the capital of France?"
 MODEL = "smollm2-135m"
 FALLBACK = "qwen3-tiny"
+LLM = "llm/llm.py"
 
 
 def takes_prompt(main: Path) -> bool:
@@ -41,7 +42,9 @@ def takes_prompt(main: Path) -> bool:
 
 
 def newest(book: Book) -> Chapter | None:
-    """The last chapter whose main.py answers a prompt."""
+    """The chapter that answers: the last one, or before LLM the last that can."""
+    if LLM in book.paths:
+        return book.chapters[-1]
     able = [
         c for c in book.chapters if c.main.is_file() and takes_prompt(c.main)
     ]
@@ -82,8 +85,7 @@ def main(
             "error: no chapter here has a main.py that takes --prompt"
         )
     model = usable(model)
-    if "llm/llm.py" in book.paths:
-        chapter = book.owners("llm/llm.py")[-1]
+    if LLM in book.paths:
         print(f"engine: minisgl.llm.LLM\nmodel: {model}\nquestion: {prompt}\n")
         answer(prompt, model)
     else:
@@ -104,12 +106,12 @@ def main(
 
 def answer(prompt: str, model: str) -> None:
     """Ask the engine of this checkout and print what it says, with its rate."""
+    from minisgl import llm as offline
     from minisgl.core import SamplingParams
-    from minisgl.llm import LLM
     from tools.stagekit import encode_chat, measured
 
     try:
-        llm = LLM(str(model_path(model)), max_running_req=1, device="auto")
+        llm = offline.LLM(str(model_path(model)), max_running_req=1)
         ids = encode_chat(llm.tokenizer, prompt)
         start = time.perf_counter()
         (result,) = llm.generate([ids], SamplingParams(max_tokens=256))
