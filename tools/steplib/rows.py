@@ -28,7 +28,8 @@ def rows(root: Path, full: bool = False) -> list[Row]:
     """Every row in the order of running; the test runner comes last."""
     python = sys.executable
     steps = (python, "tools/steps.py")
-    mkdocs = (python, "-m", "mkdocs", "build", "--quiet", "--strict")
+    # Not --quiet: it hides the warnings from --strict as well.
+    mkdocs = (python, "-m", "mkdocs", "build", "--strict")
     extra = ("--full",) if full else ()
     return [
         Row(
