@@ -11,6 +11,7 @@ import torch
 from minisgl.core import SamplingParams, set_global_ctx
 from minisgl.distributed import DistributedInfo
 from minisgl.engine import FAILED_TOKEN, Engine, EngineConfig
+from minisgl.layers.packed import can_pack, pack_weight, packed_linear
 from minisgl.utils import align_ceil, load_eos_token_ids
 from minisgl.utils.device import (
     new_event,
@@ -476,6 +477,7 @@ def test_dummy_weights_are_seeded_and_need_no_weight_file(tmp_path):
     assert [len(ids) for ids in found[0]] == [6, 6]
     weights = Engine(config_of(tmp_path, use_dummy_weight=True)).model
     for name, weight in weights.state_dict().items():
+        weight = weight.to_dense() if weight.is_mkldnn else weight
         # Of 128 numbers, the fewest here, the deviation is good to a quarter.
         assert 0.015 < weight.std() < 0.025, name
         assert abs(weight.mean()) < 0.006, name
@@ -519,3 +521,35 @@ def test_what_was_copied_to_the_host_stays_as_it_was():
     on_host = to_host(on_device)
     on_device += 1
     assert on_host.tolist() == [1, 2] and on_host.dtype == torch.int32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 3, 16, 300])
+def test_packed_products_are_those_of_plain_weights(dtype, rows):
+    if not can_pack(torch.device("cpu"), dtype):
+        pytest.skip("oneDNN has no packed products of this dtype here")
+    torch.manual_seed(rows)
+    x, weight = torch.randn(rows, 96), torch.randn(130, 96)
+    for bias in (None, torch.randn(130)):
+        given = [t if t is None else t.to(dtype) for t in (x, weight, bias)]
+        plain = torch.nn.functional.linear(*given)
+        packed = packed_linear(given[0], pack_weight(given[1]), given[2])
+        close = {torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
+        torch.testing.assert_close(packed, plain, rtol=close, atol=close)
+
+
+def test_an_engine_packs_every_product_and_keeps_the_embedding():
+    if not can_pack(torch.device("cpu"), torch.float32):
+        pytest.skip("oneDNN has no packed products here")
+    model = load(model_path("qwen3-tiny")).model
+    plain = {
+        name
+        for name, weight in model.state_dict().items()
+        if not weight.is_mkldnn and weight.dim() == 2
+    }
+    assert plain == {"model.embed_tokens.weight"}
+
+
+def test_other_devices_and_dtypes_are_not_packed():
+    assert not can_pack(torch.device("cuda"), torch.float32)
+    assert not can_pack(torch.device("cpu"), torch.float16)

@@ -13,6 +13,7 @@ from minisgl.engine.config import EngineConfig
 from minisgl.engine.sample import BatchSamplingArgs, Sampler
 from minisgl.kvcache import create_kvcache_pool
 from minisgl.layers import BaseOP, set_rope_device
+from minisgl.layers.packed import can_pack, pack_linears
 from minisgl.models import BaseLLMModel, create_model, load_model_weight
 from minisgl.utils import (
     align_ceil,
@@ -92,6 +93,8 @@ class Engine:
             _fill_randomly(model, self.device)
         else:
             load_model_weight(model, config.model_path, self.device, self.dtype)
+        if can_pack(self.device, self.dtype):
+            pack_linears(model)
         return model
 
     def _free_memory(self) -> int:

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from minisgl.core import get_global_ctx
 from minisgl.layers.base import BaseOP
+from minisgl.layers.linear import Multiply
 
 
 class VocabParallelEmbedding(BaseOP):
@@ -37,6 +38,7 @@ class ParallelLMHead(VocabParallelEmbedding):
         if self._tied is None:
             super().__init__(num_embeddings, embedding_dim)
         self.bias = torch.empty(num_embeddings) if bias else None
+        self._multiply: Multiply = F.linear
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, embedding_dim] -> [requests, num_embeddings].
@@ -46,4 +48,4 @@ class ParallelLMHead(VocabParallelEmbedding):
         batch = get_global_ctx().batch
         x = x[batch.attn_metadata.get_last_indices(batch.size)]
         table = self if self._tied is None else self._tied
-        return F.linear(x, table.weight, self.bias)
+        return self._multiply(x, table.weight, self.bias)

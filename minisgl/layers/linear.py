@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
 from minisgl.layers.base import BaseOP
+
+Multiply = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor
+]
+"""x, weight, bias -> x W^T + b; a device may have a better one than torch's."""
 
 
 class _Linear(BaseOP):
@@ -16,10 +23,11 @@ class _Linear(BaseOP):
     ) -> None:
         self.weight = torch.empty(output_size, input_size)
         self.bias = torch.empty(output_size) if has_bias else None
+        self._multiply: Multiply = F.linear
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in] -> [..., out]."""
-        return F.linear(x, self.weight, self.bias)
+        return self._multiply(x, self.weight, self.bias)
 
 
 class LinearReplicated(_Linear):

@@ -39,7 +39,7 @@ def docs(
         bool, typer.Option("--check", help="Prove that the blocks are current.")
     ] = False,
 ) -> None:
-    """Write the code, tree, diff, output, upstream and table blocks."""
+    """Write the generated blocks of all pages: code, outputs, tables, pictures."""
     if is_tag_tree(
         ROOT
     ):  # stubs would get into the text, later chapters drop out

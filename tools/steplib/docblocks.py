@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
+from tools.drawing.registry import draw
 from tools.steplib import doctables, upstream
 from tools.steplib.book import PACKAGE, Book, Chapter
 from tools.steplib.pages import Block, BlockError, Page
@@ -210,6 +211,11 @@ def _table(book: Book, page: Page, argument: str) -> str:
     return doctables.table(book, page, argument)
 
 
+def _diagram(book: Book, page: Page, argument: str) -> str:
+    title = draw(argument, page.language).title
+    return f"![{title}](diagrams/{argument}.svg){{ .diagram }}"
+
+
 _RENDER: dict[str, Callable[[Book, Page, str], str]] = {
     "code": _code,
     "tree": _tree,
@@ -217,4 +223,5 @@ _RENDER: dict[str, Callable[[Book, Page, str], str]] = {
     "output": _output,
     "upstream": _upstream,
     "table": _table,
+    "diagram": _diagram,
 }

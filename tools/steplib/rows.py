@@ -49,6 +49,7 @@ def rows(root: Path, full: bool = False) -> list[Row]:
             "docs",
             (
                 (*steps, "docs", "--check"),
+                (python, "tools/diagrams.py", "--check"),
                 (*mkdocs, "-f", "mkdocs.yml", "-d", ".cache/site"),
                 (*mkdocs, "-f", "mkdocs.zh.yml", "-d", ".cache/site/zh"),
             ),

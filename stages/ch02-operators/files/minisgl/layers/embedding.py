@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from minisgl.layers.base import BaseOP
+from minisgl.layers.linear import Multiply
 
 
 class VocabParallelEmbedding(BaseOP):
@@ -36,8 +37,9 @@ class ParallelLMHead(VocabParallelEmbedding):
         if self._tied is None:
             super().__init__(num_embeddings, embedding_dim)
         self.bias = torch.empty(num_embeddings) if bias else None
+        self._multiply: Multiply = F.linear
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, embedding_dim] -> [T, num_embeddings]."""
         table = self if self._tied is None else self._tied
-        return F.linear(x, table.weight, self.bias)
+        return self._multiply(x, table.weight, self.bias)

@@ -1,0 +1,1 @@
+"""The book's diagrams: a canvas, and one function for each picture."""
