@@ -138,7 +138,7 @@ def radix_split(say: Say) -> Canvas:
         say(
             "A radix tree before and after a second prompt that shares the first "
             "four tokens: the node is split, and the shared part stands once.",
-            "插入一个前四个 token 相同的prompt，基数树的前后变化："
+            "插入一个前四个 token 相同的 prompt，基数树的前后变化："
             "节点被拆开，共享部分只存一份。",
         ),
         height=330,
@@ -194,13 +194,13 @@ def chunked_prefill(say: Say) -> Canvas:
         say(
             "Above: a long prompt in one step stops two running requests for its "
             "whole length. Below: in four chunks, with decode steps between them.",
-            "上：长prompt一步算完，两个运行中的请求一直停着。"
+            "上：长 prompt 一步算完，两个运行中的请求一直停着。"
             "下：分四块，中间穿插解码步。",
         ),
         height=262,
     )
     d = say("decode", "解码")
-    c.text(14, 18, say("whole prompt", "整段prompt"), bold=True)
+    c.text(14, 18, say("whole prompt", "整段 prompt"), bold=True)
     c.box(14, 34, 34, 36, "", "green")
     c.box(50, 34, 264, 36, say("prefill of 8,192", "预填充 8192"), "blue")
     c.box(316, 34, 34, 36, "", "green")

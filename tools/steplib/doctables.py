@@ -26,6 +26,7 @@ _HEADS = {
     },
 }
 _PLANNED = {"en": "{} (planned)", "zh": "{}（计划中）"}
+_DAYS = {"en": " (days: {})", "zh": "（{} 天）"}
 _ARRIVES = {"en": "arrives in {}", "zh": "在 {} 引入"}
 
 
@@ -59,7 +60,10 @@ def _link(page: Page, chapter: Chapter) -> str:
 
 def _chapters(book: Book, page: Page) -> Iterable[list[str]]:
     for chapter in book.chapters:
-        swaps = [_code(chapter.swaps.get(key, "")) for key in ("old", "new")]
+        old = chapter.swaps.get("old", "")
+        if page.language == "zh":
+            old = chapter.swaps.get("old_zh", old)
+        swaps = [_code(old), _code(chapter.swaps.get("new", ""))]
         lines = f"{engine_lines(book, chapter):,}"
         yield [
             _link(page, chapter),
@@ -70,14 +74,15 @@ def _chapters(book: Book, page: Page) -> Iterable[list[str]]:
 
 
 def _code(text: str) -> str:
-    return f"`{text}`" if "::" in text or "/" in text else text
+    return f"`{text}`" if "::" in text else text
 
 
 def _roadmap(book: Book, page: Page) -> Iterable[list[str]]:
     parts = tomllib.loads(ROADMAP.read_text(encoding="utf-8"))["part"]
     number = 0
     for at, part in enumerate(parts):
-        label = f"{at} {part['title'][page.language]}"
+        days = _DAYS[page.language].format(part["days"])
+        label = f"{at} {part['title'][page.language]}{days}"
         for title in part["chapters"]:
             if number <= book.last:
                 chapter = book.chapter(number)

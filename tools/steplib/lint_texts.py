@@ -113,6 +113,9 @@ def _symbols(lint: Lint, chapter: Chapter) -> None:
         target = chapter.swaps.get(side, "")
         if "::" in target:
             _symbol(lint, chapter, target, at, "swaps")
+        elif side == "old" and target and "old_zh" not in chapter.swaps:
+            message = "swaps: old is prose, so old_zh must say it in Chinese"
+            lint.report_key(chapter, target, message, "swaps")
 
 
 def _symbol(
