@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.steplib import doctables, upstream
+from tools.steplib import docexercises, doctables, upstream
 from tools.steplib.book import PACKAGE, Book, Chapter
 from tools.steplib.pages import Block, BlockError, Page
 from tools.steplib.stubs import STAGE, extract_source
@@ -210,6 +210,15 @@ def _table(book: Book, page: Page, argument: str) -> str:
     return doctables.table(book, page, argument)
 
 
+def _exercises(book: Book, page: Page, argument: str) -> str:
+    if argument:
+        raise ValueError("the block takes no argument: it shows the page's own")
+    number = page.chapter
+    if number is None:
+        return docexercises.statements(book, page.language)
+    return docexercises.of_chapter(book, page.language, number)
+
+
 _RENDER: dict[str, Callable[[Book, Page, str], str]] = {
     "code": _code,
     "tree": _tree,
@@ -217,4 +226,5 @@ _RENDER: dict[str, Callable[[Book, Page, str], str]] = {
     "output": _output,
     "upstream": _upstream,
     "table": _table,
+    "exercises": _exercises,
 }
