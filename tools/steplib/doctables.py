@@ -6,7 +6,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable
 
-from tools.steplib import upstream
+from tools.steplib import exercises, upstream
 from tools.steplib.book import PACKAGE, Book, Chapter
 from tools.steplib.pages import Page
 
@@ -19,6 +19,10 @@ _HEADS = {
     "roadmap": {
         "en": ["Part", "Chapter", "Title"],
         "zh": ["部分", "章", "标题"],
+    },
+    "exercises": {
+        "en": ["Exercise", "Title", "Chapter", "How hard", "Minutes"],
+        "zh": ["练习", "题目", "章", "难度", "分钟"],
     },
     "modules": {
         "en": ["Upstream", "Lines", "Here", "Chapters, or why not"],
@@ -124,8 +128,20 @@ def _reason(text: str, language: str, zh: dict[str, str]) -> str:
     return zh[text]
 
 
+def _exercises(book: Book, page: Page) -> Iterable[list[str]]:
+    for exercise in exercises.load(book):
+        yield [
+            f"[{exercise.id}](#{exercise.id})",
+            exercise.title[page.language],
+            _link(page, exercise.chapter),
+            exercise.stars,
+            str(exercise.minutes),
+        ]
+
+
 _TABLES: dict[str, Callable[[Book, Page], Iterable[list[str]]]] = {
     "chapters": _chapters,
     "roadmap": _roadmap,
     "modules": _modules,
+    "exercises": _exercises,
 }
