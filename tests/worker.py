@@ -4,8 +4,11 @@ import multiprocessing as mp
 import sys
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import zmq
 
 from minisgl.message import (
     BaseBackendMsg,
@@ -56,6 +59,7 @@ class Worker:
         self.inbox = ZmqPushQueue(
             base + "i", not create, BaseTokenizerMsg.encoder
         )
+        self.inbox._socket.setsockopt(zmq.SNDTIMEO, 100)
         context = mp.get_context("spawn")
         self.ready = context.Queue()
         settings = {
@@ -85,7 +89,16 @@ class Worker:
 
     def put(self, *msgs: BaseTokenizerMsg) -> None:
         for msg in msgs:
-            self.inbox.put(msg)
+            self._put(msg)
+
+    def _put(self, msg: BaseTokenizerMsg) -> None:
+        # Where this side created the address, a `put` to nobody would wait.
+        until = time.monotonic() + SECONDS
+        while True:
+            assert self.process.is_alive(), self.last_words()
+            assert time.monotonic() < until, "nobody takes it"
+            with suppress(zmq.Again):
+                return self.inbox.put(msg)
 
     def next_request(self) -> Any:
         """The next message to the backend."""
