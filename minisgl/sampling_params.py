@@ -90,6 +90,20 @@ class SamplingParams:
                 )
             _check_number(f"logit_bias of token {token}", bias, -100.0, 100.0)
 
+    def check_tokens(self, vocab_size: int) -> None:
+        """Whether the model has the tokens that are spoken of.
+
+        Raises:
+            ValueError: it has not; the message names the field.
+        """
+        for name in ("logit_bias", "stop_token_ids"):
+            for token in getattr(self, name):
+                if int(token) >= vocab_size:
+                    raise ValueError(
+                        f"{name} must have tokens of the vocabulary of "
+                        f"{vocab_size}, got {token}"
+                    )
+
     @property
     def is_greedy(self) -> bool:
         """Whether every draw would be the likeliest token."""

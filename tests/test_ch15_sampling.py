@@ -10,6 +10,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 from minisgl.core import Batch, SamplingParams
 from minisgl.engine import FAILED_TOKEN, Sampler, sample
 from minisgl.engine.processors import LogitBiasProcessor, PenaltyProcessor
+from tests.edited import penalized
 from tests.handmade import make_req
 
 CPU = torch.device("cpu")
@@ -123,23 +124,6 @@ RECIPES = [
         "presence_penalty": 0.9,
     },
 ]
-
-
-def penalized(
-    logits: Sequence[float],
-    prompt: Sequence[int],
-    answer: Sequence[int],
-    params: SamplingParams,
-) -> list[float]:
-    """The penalties, written down plainly."""
-    result = list(logits)
-    for token in {*prompt, *answer}:
-        factor = params.repetition_penalty
-        result[token] *= 1 / factor if result[token] > 0 else factor
-    for token in set(answer):
-        result[token] -= answer.count(token) * params.frequency_penalty
-        result[token] -= params.presence_penalty
-    return result
 
 
 def fill(params: Sequence[SamplingParams], seed: int = 0):

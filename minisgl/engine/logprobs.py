@@ -38,6 +38,8 @@ class BatchLogprobs:
         were chosen. A row that has failed gives numbers without meaning.
         """
         picked = logits[self._rows].float()
+        # Else what the likeliest have in common would cost them digits.
+        picked = picked - picked.amax(-1, keepdim=True)
         chosen = tokens[self._rows].long().clamp(min=0).unsqueeze(1)
         most = min(max(self._wanted.values()), logits.shape[1])
         top = picked.topk(most, dim=-1)

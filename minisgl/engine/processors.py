@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from minisgl.core import Batch, Req
-from minisgl.engine.sample import LogitsEdit
+from minisgl.engine.sample import LogitsEdit, LogitsProcessor
 from minisgl.utils.device import to_device
 
 _BANNED = -100.0
@@ -17,6 +17,18 @@ _BANNED = -100.0
 
 _MILDEST, _HARSHEST = 1e-6, 1e6
 """Repetition penalties beyond could make a logit infinite in float32."""
+
+
+def create_processors(
+    device: torch.device, token_pool: Callable[[], torch.Tensor]
+) -> list[LogitsProcessor]:
+    """All there are, in the order in which they edit.
+
+    A bias comes last, so that no penalty scales it, and a ban holds.
+
+    token_pool: as in `PenaltyProcessor`.
+    """
+    return [PenaltyProcessor(token_pool), LogitBiasProcessor(device)]
 
 
 class PenaltyProcessor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -18,6 +18,9 @@ FAILED_TOKEN = -1
 
 _COLDEST, _HOTTEST = 1e-6, 1e30
 """Temperatures of drawn rows; beyond, float32 could make 0 or infinity of it."""
+
+_PLAIN, _LIMITED, _GREEDY = range(3)
+"""Rows drawn from all tokens, those drawn within limits, those not drawn."""
 
 LogitsEdit = Callable[[torch.Tensor], torch.Tensor]
 """Takes float32 logits [B, vocab], may write into them, returns those to use."""
@@ -154,17 +157,16 @@ class Sampler:
     ) -> None:
         """Fill in what the rows that are drawn need."""
         size = self.vocab_size
-        plain, limited, others = [], [], []
-        for row, p in enumerate(params):
-            kind = limited if _has_limits(p, size) else plain
-            (others if p.is_greedy else kind).append(row)
-        numbers: list[list[float]] = [
+        ways = [_way(p, size) for p in params]
+        plain, limited = ways.count(_PLAIN), ways.count(_LIMITED)
+        by_way = sorted(range(len(params)), key=ways.__getitem__)
+        numbers: list[Sequence[float]] = [
             [min(max(p.temperature, _COLDEST), _HOTTEST) for p in params],
             uniforms,
             [p.top_p for p in params],
             [p.min_p for p in params],
             [min(p.top_k, size) if p.top_k > 0 else size for p in params],
-            [*plain, *limited, *others],
+            by_way,
         ]
         # float32 holds integers up to 2**24, so one copy carries them all.
         packed = to_device(torch.tensor(numbers), torch.float32, self.device)
@@ -173,8 +175,8 @@ class Sampler:
             args.top_p, args.min_p = packed[2], packed[3]
             args.top_k = packed[4].long()
         order = packed[5].long()
-        args.plain = _some(order, 0, len(plain))
-        args.limited = _some(order, len(plain), len(limited))
+        args.plain = _some(order, 0, plain)
+        args.limited = _some(order, plain, limited)
 
     def sample(
         self, logits: torch.Tensor, args: BatchSamplingArgs
@@ -190,7 +192,8 @@ class Sampler:
         # max lets NaN through, so one pass finds NaN, inf, and nothing allowed.
         sane = torch.isfinite(best.values)
         tokens = best.indices
-        # A row's way depends on its own limits only, or seeds would not hold.
+        # A row goes its own way whatever the others want, or seeds would not
+        # hold: the two ways turn a number into different tokens.
         _draw(tokens, logits, args, args.plain, (None, None, None))
         limits = (args.top_k, args.top_p, args.min_p)
         _draw(tokens, logits, args, args.limited, limits)
@@ -211,10 +214,13 @@ class Sampler:
         return result
 
 
-def _has_limits(params: SamplingParams, vocab_size: int) -> bool:
-    """Whether some tokens may not be drawn because others are likelier."""
+def _way(params: SamplingParams, vocab_size: int) -> int:
+    """How a row gets its token."""
+    if params.is_greedy:
+        return _GREEDY
     top_k = 0 < params.top_k < vocab_size
-    return top_k or params.top_p < 1.0 or params.min_p > 0.0
+    limited = top_k or params.top_p < 1.0 or params.min_p > 0.0
+    return _LIMITED if limited else _PLAIN
 
 
 def _some(order: torch.Tensor, first: int, count: int) -> Rows | None:
