@@ -72,6 +72,7 @@ class Live:
         port: int = 0,
         module: str = "minisgl",
         env: dict[str, str] | None = None,
+        stdin: int = subprocess.DEVNULL,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.out, self.err = folder / "out.txt", folder / "err.txt"
@@ -84,7 +85,7 @@ class Live:
                 command,
                 cwd=ROOT,
                 env=environment,
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=out,
                 stderr=err,
                 start_new_session=True,
@@ -184,7 +185,9 @@ class Live:
     def stream(self, max_tokens: int = 3000) -> Any:
         """A long answer of which the first piece has come."""
         body = {
-            "model": json.loads(self.open("/v1/models").read())["data"][0]["id"],
+            "model": json.loads(self.open("/v1/models").read())["data"][0][
+                "id"
+            ],
             "prompt": "Once",
             "max_tokens": max_tokens,
             "ignore_eos": True,
@@ -201,9 +204,16 @@ class Live:
 
 def read_proc(pid: int, name: str) -> str:
     try:
-        return Path(f"/proc/{pid}/{name}").read_bytes().decode("utf-8", "replace")
+        return (
+            Path(f"/proc/{pid}/{name}").read_bytes().decode("utf-8", "replace")
+        )
     except OSError:
         return ""
+
+
+def has_torch(pid: int) -> bool:
+    """Whether a process has loaded it."""
+    return "libtorch" in read_proc(pid, "maps")
 
 
 def events(answer: Any) -> Iterator[Any]:

@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.live import Live, events, free_ports, is_free, read_proc, wait_until
+from tests.live import (
+    Live,
+    events,
+    free_ports,
+    has_torch,
+    is_free,
+    read_proc,
+    wait_until,
+)
 from tools.models import model_path
 
 QWEN = "qwen3-tiny"
@@ -38,10 +46,6 @@ def fleet(tmp_path_factory):
     finally:
         for server in servers.values():
             server.close()
-
-
-def has_torch(pid: int) -> bool:
-    return "libtorch" in read_proc(pid, "maps")
 
 
 def scheduler_of(server: Live) -> int:

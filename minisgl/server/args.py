@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from importlib import metadata
 
-from minisgl.scheduler.config import SchedulerConfig
 from minisgl.scheduler.addresses import socket_addr
+from minisgl.scheduler.config import SchedulerConfig
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from typing import Annotated, Any, NoReturn, cast
 
 import typer

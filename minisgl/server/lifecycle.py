@@ -90,10 +90,8 @@ async def _serve(
     started = time.monotonic()
     gate = Gate(create_app(manager))
     server = HttpServer(gate, args.log_level)
-    serving = asyncio.create_task(server.serve([listener]))
-    # It ends by itself only if it fails.
-    broken = 1, "the HTTP server ended"
-    serving.add_done_callback(lambda _: supervisor.end(*broken))
+    broken = End(1, "the HTTP server ended")
+    serving = supervisor.run(server.serve([listener]), broken)
     if await supervisor.wait_ready():
         gate.closed = None
         url, seconds = base_url(listener), time.monotonic() - started
@@ -116,8 +114,7 @@ async def _chat(
         return
     shell = Shell(manager)
     supervisor.interrupt = shell.interrupt
-    chatting = asyncio.create_task(shell.run())
-    chatting.add_done_callback(lambda _: supervisor.end(0, "bye"))
+    chatting = supervisor.run(shell.run(), End(0, "the user has left"))
     await supervisor.ended
     chatting.cancel()
     await asyncio.gather(chatting, return_exceptions=True)

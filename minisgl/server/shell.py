@@ -1,8 +1,9 @@
-"""A chat in the terminal, beside the same processes as the server's."""
+"""A chat in the terminal, with the same processes behind it as the server."""
 
 from __future__ import annotations
 
 import asyncio
+import io
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -15,35 +16,40 @@ from minisgl.server.frontend import FrontendManager
 
 _HELP = """\
 /reset  forget what was said
-/stats  what the engine is doing
+/stats  what the engine counts
 /help   this list
 /exit   leave, as Ctrl-D does
-Ctrl-C stops an answer. All else is sent to the model."""
-_PARAMS = SamplingParams(temperature=0.6, top_k=20, top_p=0.95, max_tokens=2048)
+Ctrl-C stops an answer. Everything else is said to the model."""
+_PARAMS = SamplingParams(
+    temperature=0.6, top_k=20, top_p=0.95, max_tokens=2**31 - 1
+)
+# What a model says must not steer the terminal.
+_CONTROLS = {*range(32), 127, *range(128, 160)} - {ord("\n"), ord("\t")}
+_SHOWN = dict.fromkeys(_CONTROLS, "\N{REPLACEMENT CHARACTER}")
 
 
 async def _typed_lines() -> AsyncIterator[str]:
-    """Lines from a person at a terminal, who can edit them and find old ones."""
+    """Lines of a person, who can edit them and get old ones back."""
     from prompt_toolkit import PromptSession
 
     session: PromptSession[str] = PromptSession("> ")
     while True:
         try:
-            # Ctrl-C is a key here. A signal from elsewhere is not the prompt's.
+            # Ctrl-C is a key here; signals have a handler already.
             yield await session.prompt_async(handle_sigint=False)
         except KeyboardInterrupt:
-            print("/exit or Ctrl-D leaves")
+            print("Ctrl-D or /exit leaves")
         except EOFError:
             return
 
 
 async def _piped_lines() -> AsyncIterator[str]:
-    """Lines from a file or another program."""
+    """Lines of a file or of another program."""
     loop = asyncio.get_running_loop()
     lines: asyncio.Queue[str | None] = asyncio.Queue()
 
     def read() -> None:
-        # Unbuffered: who waits in a buffer holds its lock, and Python cannot end.
+        # Without a buffer: Python cannot end while a thread waits inside one.
         with open(0, "rb", buffering=0, closefd=False) as raw:
             for line in raw:
                 text = line.decode("utf-8", "replace")
@@ -65,22 +71,22 @@ class Shell:
 
     async def run(self) -> None:
         """Until there are no more lines, or one says /exit."""
-        terminal = sys.stdin.isatty()
-        if terminal:
-            print("Ask something; /help lists what else you can say.")
-        async for line in _typed_lines() if terminal else _piped_lines():
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")
+        at_terminal = sys.stdin.isatty()
+        if at_terminal:
+            print("Ask something. /help lists what else there is.", flush=True)
+        async for line in _typed_lines() if at_terminal else _piped_lines():
             text = line.strip()
             if text == "/exit":
                 return
             if text.startswith("/"):
                 await self._command(text)
             elif text:
-                self._answering = asyncio.create_task(self._answer(text))
-                await asyncio.wait({self._answering})
-                self._answering = None
+                await self._ask(text)
 
     def interrupt(self) -> bool:
-        """Stop the answer that is being given; whether there was one."""
+        """Stop the answer that is being given; False if there is none."""
         if self._answering is None:
             return False
         self._answering.cancel()
@@ -89,50 +95,69 @@ class Shell:
     async def _command(self, text: str) -> None:
         if text == "/reset":
             self._chat.clear()
-            print("forgotten")
+            answer = "forgotten"
         elif text == "/stats":
-            await self._stats()
+            answer = await self._stats()
         else:
-            if text != "/help":
-                print(f"there is no {text}")
-            print(_HELP, flush=True)
+            answer = _HELP if text == "/help" else f"no {text} here; see /help"
+        print(answer, flush=True)
 
-    async def _stats(self) -> None:
+    async def _stats(self) -> str:
         try:
             numbers = await self._manager.status()
-        except (ApiError, TimeoutError) as error:
-            print(f"error: {error or 'the engine does not answer'}")
-            return
-        shown = (f"{name} {value}" for name, value in numbers.items())
-        print(", ".join(shown), flush=True)
+        except ApiError as error:
+            return f"error: {error}"
+        except TimeoutError:
+            return "error: the engine does not answer"
+        return ", ".join(f"{numbers[name]} {name}" for name in numbers)
 
-    async def _answer(self, text: str) -> None:
-        """One turn; what was said stays in the chat, also if it was stopped."""
-        manager, start = self._manager, time.monotonic()
+    async def _ask(self, text: str) -> None:
+        """One turn; a stopped answer stays in the chat as far as it went."""
         self._chat.append({"role": "user", "content": text})
-        pieces, tokens, prompt, cached = [], 0, 0, 0
-        uid = manager.new_user()
+        pieces: list[str] = []
+        self._answering = asyncio.create_task(self._answer(pieces))
         try:
-            await manager.send_one(TokenizeMsg(uid, [*self._chat], _PARAMS))
-            async for reply in manager.wait_for_ack(uid):
-                print(reply.incremental_output, end="", flush=True)
-                pieces.append(reply.incremental_output)
-                tokens += reply.completion_tokens
+            await asyncio.wait({self._answering})
+        finally:  # whoever stops the shell stops the answer
+            self._answering.cancel()
+        stopped = self._answering.cancelled()
+        error = None if stopped else self._answering.exception()
+        self._answering = None
+        if error is not None:
+            self._chat.pop()
+            hint = "; /reset forgets the chat" if self._chat else ""
+            print(f"error: {error}{hint}", flush=True)
+            return
+        if stopped:
+            print("\n[stopped]", flush=True)
+        self._chat.append({"role": "assistant", "content": "".join(pieces)})
+
+    async def _answer(self, pieces: list[str]) -> None:
+        """Print an answer and collect it; cancel it to stop it.
+
+        Raises:
+            ApiError, ValueError: there will be no answer, or no more of it.
+        """
+        start, made, prompt, cached = time.monotonic(), 0, 0, 0
+        uid = self._manager.new_user()
+        msg = TokenizeMsg(uid, [*self._chat], _PARAMS)
+        try:
+            await self._manager.send_one(msg)
+            async for reply in self._manager.wait_for_ack(uid):
+                piece = reply.incremental_output
+                print(piece.translate(_SHOWN), end="", flush=True)
+                pieces.append(piece)
+                made += reply.completion_tokens
                 prompt += reply.prompt_tokens or 0
                 cached += reply.cached_tokens or 0
                 if reply.error is not None:
                     raise ValueError(reply.error)
         except asyncio.CancelledError:
-            await manager.abort_user(uid)
-            print(" [stopped]", end="")
-        except (ApiError, ValueError) as error:
-            self._chat.pop()
-            print(f"error: {error}", flush=True)
-            return
-        self._chat.append({"role": "assistant", "content": "".join(pieces)})
-        rate = tokens / (time.monotonic() - start)
+            await self._manager.abort_user(uid)
+            raise
+        rate = made / (time.monotonic() - start)
         print(
-            f"\n[{tokens} tokens, {rate:.1f} a second; the chat had {prompt}, "
+            f"\n[{made} tokens, {rate:.0f} a second, after a chat of {prompt}, "
             f"{cached} of them cached]",
             flush=True,
         )

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Iterable
+from asyncio import Future, Task
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from minisgl.message import BaseBackendMsg, ExitMsg
 from minisgl.scheduler.addresses import remove_socket_dir
 from minisgl.server.args import ServerArgs
 from minisgl.server.child import Child
-from minisgl.utils import ZmqPushQueue
+from minisgl.utils import ZmqPushQueue, init_logger
+
+logger = init_logger(__name__)
 
 SHUTDOWN = "the server is shutting down"
 # Seconds: for the scheduler to finish a step, for others to close their queues,
@@ -42,8 +45,8 @@ class Supervisor:
         self._args = args
         self._loop = asyncio.get_running_loop()
         self._children: list[Child] = []
-        self.ended: asyncio.Future[End] = self._loop.create_future()
-        self.ready: asyncio.Future[None] = self._loop.create_future()
+        self.ended: Future[End] = self._loop.create_future()
+        self.ready: Future[None] = self._loop.create_future()
         self.interrupt: Callable[[], bool] = lambda: False
         for number in (signal.SIGINT, signal.SIGTERM):
             self._loop.add_signal_handler(number, self._on_signal, number)
@@ -52,6 +55,19 @@ class Supervisor:
         """Ask for the end; only the first call counts."""
         if not self.ended.done():
             self.ended.set_result(End(code, reason))
+
+    def run(self, work: Coroutine[Any, Any, None], end: End) -> Task[None]:
+        """Start it; the server ends when it does, with `end` unless it fails."""
+        task = self._loop.create_task(work)
+
+        def ended(task: Task[None]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                logger.error("a mistake of the program", exc_info=error)
+                self.end(1, f"{type(error).__name__}: {error}")
+            self.end(*end)
+
+        task.add_done_callback(ended)
+        return task
 
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGINT:
@@ -94,7 +110,7 @@ class Supervisor:
 
     async def wait_ready(self) -> bool:
         """Wait until all can work; False if the server has to end instead."""
-        waited = {self.ready, self.ended}
+        waited: set[Future[Any]] = {self.ready, self.ended}
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         return not self.ended.done()
 
