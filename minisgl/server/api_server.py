@@ -21,7 +21,7 @@ from minisgl.server.errors import ApiError, install_error_handlers
 from minisgl.server.fields import MOST
 from minisgl.server.frontend import FrontendManager
 from minisgl.server.generation import Generation
-from minisgl.server.middleware import LimitBody, RequireKey
+from minisgl.server.middleware import LimitBody, RequireKey, UnderPath
 from minisgl.server.protocol import GenerateRequest, OpenAICompletionRequest
 from minisgl.server.respond import respond
 from minisgl.server.responses import (
@@ -78,30 +78,33 @@ def connect(config: ServerArgs) -> FrontendManager:
 
 def create_app(manager: FrontendManager) -> FastAPI:
     """The app that answers clients through `manager`."""
-    config = manager.config
-    middleware = [Middleware(LimitBody, limit=LARGEST_BODY)]
-    if config.api_key is not None:
-        middleware.insert(0, Middleware(RequireKey, key=config.api_key))
-    if config.cors_origins:  # outermost: a browser must see a 401, too
+    app = FastAPI(
+        title="mini-sglang by hand",
+        version=version(),
+        redirect_slashes=False,
+        middleware=_middleware(manager.config),
+    )
+    app.state.frontend = manager
+    app.include_router(router)
+    install_error_handlers(app)
+    openapi.describe(app, with_key=manager.config.api_key is not None)
+    return app
+
+
+def _middleware(config: ServerArgs) -> list[Middleware]:
+    """What a request passes, outermost first."""
+    found = [Middleware(UnderPath, path=config.root_path)]
+    if config.cors_origins:  # before the key: a browser must see a 401, too
         cors = Middleware(
             CORSMiddleware,
             allow_origins=config.cors_origins,
             allow_methods=["*"],
             allow_headers=["*"],
         )
-        middleware.insert(0, cors)
-    app = FastAPI(
-        title="mini-sglang by hand",
-        version=version(),
-        root_path=config.root_path,
-        redirect_slashes=False,
-        middleware=middleware,
-    )
-    app.state.frontend = manager
-    app.include_router(router)
-    install_error_handlers(app)
-    openapi.describe(app, with_key=config.api_key is not None)
-    return app
+        found.append(cors)
+    if config.api_key is not None:
+        found.append(Middleware(RequireKey, key=config.api_key))
+    return [*found, Middleware(LimitBody, limit=LARGEST_BODY)]
 
 
 def _frontend(request: Request) -> FrontendManager:

@@ -112,6 +112,7 @@ def _name(loc: Sequence[int | str]) -> str | None:
     for part in loc[1:]:
         if isinstance(part, int):
             name += f"[{part}]"
-        elif part.isidentifier():  # else it names one of a field's types
+        elif part.isidentifier() or part.isdecimal():
+            # Any other part is the name of one of a field's types.
             name += f".{part}"
     return name.removeprefix(".") or None

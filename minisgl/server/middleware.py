@@ -5,9 +5,24 @@ from __future__ import annotations
 from hmac import compare_digest
 
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minisgl.server.errors import ApiError
+
+
+class UnderPath:
+    """Serves under a path, whether or not a proxy has taken it off already."""
+
+    def __init__(self, app: ASGIApp, path: str) -> None:
+        self._app, self._path = app, path.rstrip("/")
+
+    async def __call__(
+        self, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        # Starlette looks for routes in what comes after it.
+        scope["root_path"] = self._path
+        await self._app(scope, receive, send)
 
 
 class RequireKey:
@@ -18,15 +33,17 @@ class RequireKey:
 
     def __init__(self, app: ASGIApp, key: str) -> None:
         self._app = app
-        self._expected = f"Bearer {key}".encode()
+        self._key = key.encode()
 
     async def __call__(
         self, scope: Scope, receive: Receive, send: Send
     ) -> None:
         if scope["type"] == "http" and _is_guarded(scope):
-            given = Headers(scope=scope).get("authorization", "")
-            # In time that does not tell how much of it was right.
-            if not compare_digest(given.encode(), self._expected):
+            told = Headers(scope=scope).get("authorization", "")
+            scheme, _, key = told.partition(" ")
+            # In a time that does not tell how much of it is right.
+            right = compare_digest(key.encode("latin-1"), self._key)
+            if not right or scheme.lower() != "bearer":
                 refusal = ApiError(
                     401,
                     "wrong key; send the header Authorization: Bearer KEY",
@@ -54,19 +71,19 @@ class LimitBody:
         self, scope: Scope, receive: Receive, send: Send
     ) -> None:
         left = self._limit
-        refusal = ApiError(413, f"the body has more than {left} bytes")
+        why = f"the body has more than {left} bytes"
 
         async def limited() -> Message:
             nonlocal left
             message = await receive()
             left -= len(message.get("body", b""))
-            if left < 0:
-                raise refusal
+            if left < 0:  # the one kind of error that FastAPI lets through
+                raise HTTPException(413, why)
             return message
 
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         told = Headers(scope=scope).get("content-length", "")
         if told.isdecimal() and int(told) > self._limit:
-            return await refusal.response()(scope, receive, send)
+            return await ApiError(413, why).response()(scope, receive, send)
         return await self._app(scope, limited, send)
