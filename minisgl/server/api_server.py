@@ -1,8 +1,7 @@
-"""The routes of the server, and the app that holds them."""
+"""The routes that ask the engine, and the app that holds all routes."""
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, FastAPI, Request
@@ -17,22 +16,26 @@ from minisgl.server.args import version
 from minisgl.server.chat import ChatWriter
 from minisgl.server.chat_request import ChatCompletionRequest, Message
 from minisgl.server.completions import GenerateWriter, TextWriter
-from minisgl.server.errors import ApiError, install_error_handlers
+from minisgl.server.errors import install_error_handlers
 from minisgl.server.fields import MOST
 from minisgl.server.frontend import FrontendManager
 from minisgl.server.generation import Generation
+from minisgl.server.info import (
+    available_models,
+    check_model,
+    get_frontend,
+    v1_root,
+)
+from minisgl.server.info import router as info_router
 from minisgl.server.middleware import LimitBody, RequireKey, UnderPath
 from minisgl.server.protocol import GenerateRequest, OpenAICompletionRequest
 from minisgl.server.respond import respond
 from minisgl.server.responses import (
     ChatCompletion,
     GenerateAnswer,
-    Health,
     ModelCard,
     ModelList,
-    Root,
     TextCompletion,
-    Version,
 )
 from minisgl.utils import ZmqAsyncPullQueue, ZmqAsyncPushQueue
 
@@ -46,15 +49,14 @@ __all__ = [
     "ModelCard",
     "ModelList",
     "OpenAICompletionRequest",
+    "available_models",
     "connect",
     "create_app",
+    "v1_root",
 ]
 
-LARGEST_BODY = 16 * 2**20
+LARGEST_BODY = 4 * 2**20
 """In bytes: more text than any context holds."""
-
-PATIENCE = 4.0
-"""Seconds in which a healthy engine says something."""
 
 router = APIRouter()
 
@@ -86,6 +88,7 @@ def create_app(manager: FrontendManager) -> FastAPI:
     )
     app.state.frontend = manager
     app.include_router(router)
+    app.include_router(info_router)
     install_error_handlers(app)
     openapi.describe(app, with_key=manager.config.api_key is not None)
     return app
@@ -107,25 +110,6 @@ def _middleware(config: ServerArgs) -> list[Middleware]:
     return [*found, Middleware(LimitBody, limit=LARGEST_BODY)]
 
 
-def _frontend(request: Request) -> FrontendManager:
-    """What all handlers of an app share."""
-    found: FrontendManager = request.app.state.frontend
-    return found
-
-
-def _check_model(frontend: FrontendManager, name: str | None) -> str:
-    """The name of the model here, if it is what was asked for.
-
-    Raises:
-        ApiError: 404, another one was.
-    """
-    here = frontend.config.model_name
-    if name is not None and name.rstrip("/") != here:
-        message = f"there is no model {name!r} here, only {here!r}"
-        raise ApiError(404, message, "model", "model_not_found")
-    return here
-
-
 @router.post(
     "/generate",
     responses=openapi.or_stream(GenerateAnswer)
@@ -136,14 +120,8 @@ async def generate(req: GenerateRequest, request: Request) -> Response:
     params = SamplingParams(
         max_tokens=min(req.max_tokens, MOST), ignore_eos=req.ignore_eos
     )
-    generation = Generation(_frontend(request), [req.prompt], params)
+    generation = Generation(get_frontend(request), [req.prompt], params)
     return await respond(request, generation, GenerateWriter(), req.stream)
-
-
-@router.get("/v1", responses=openapi.errors(401))
-async def v1_root() -> Root:
-    """Whether this is the right address."""
-    return Root(status="ok")
 
 
 @router.post(
@@ -155,8 +133,8 @@ async def v1_chat_completions(
     req: ChatCompletionRequest, request: Request
 ) -> Response:
     """The assistant's next turn in a conversation."""
-    frontend = _frontend(request)
-    model = _check_model(frontend, req.model)
+    frontend = get_frontend(request)
+    model = check_model(frontend, req.model)
     generation = Generation(
         frontend,
         [[message.turn() for message in req.messages]],
@@ -177,8 +155,8 @@ async def v1_completions(
     req: OpenAICompletionRequest, request: Request
 ) -> Response:
     """How one text, or each of several, goes on."""
-    frontend = _frontend(request)
-    model = _check_model(frontend, req.model)
+    frontend = get_frontend(request)
+    model = check_model(frontend, req.model)
     generation = Generation(
         frontend,
         req.prompts,
@@ -188,44 +166,3 @@ async def v1_completions(
     )
     writer = TextWriter(model, req)
     return await respond(request, generation, writer, req.stream)
-
-
-@router.get("/v1/models", responses=openapi.errors(401))
-async def available_models(request: Request) -> ModelList:
-    """The model that is served."""
-    return ModelList(data=[_card(_frontend(request))])
-
-
-@router.get("/v1/models/{name:path}", responses=openapi.errors(401, 404))
-async def one_model(name: str, request: Request) -> ModelCard:
-    """The same, if it has this name."""
-    frontend = _frontend(request)
-    _check_model(frontend, name)
-    return _card(frontend)
-
-
-def _card(frontend: FrontendManager) -> ModelCard:
-    config = frontend.config
-    return ModelCard(id=config.model_name, root=config.model_path)
-
-
-@router.get("/health", responses=openapi.errors(503))
-async def health(request: Request) -> Health:
-    """Whether the engine answers, and how much it has to do."""
-    frontend = _frontend(request)
-    asked = time.monotonic()
-    try:
-        return Health(status="ok", numbers=await frontend.status(PATIENCE))
-    except TimeoutError:
-        # A long step leaves no time to count, but its tokens come in the end.
-        if frontend.last_heard > asked:
-            return Health(status="busy", numbers={})
-        raise ApiError(
-            503, f"the engine has said nothing for {PATIENCE:g} s"
-        ) from None
-
-
-@router.get("/version")
-async def show_version() -> Version:
-    """The version of this server."""
-    return Version(version=version())

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from minisgl.server.chat_request import ChatCompletionRequest
 from minisgl.server.generation import Piece
-from minisgl.server.respond import BaseWriter
+from minisgl.server.respond import OpenAIWriter
 from minisgl.server.responses import (
     ChatAnswer,
     ChatChoice,
@@ -20,7 +20,7 @@ from minisgl.server.responses import (
 )
 
 
-class ChatWriter(BaseWriter):
+class ChatWriter(OpenAIWriter):
     """Pieces as a `ChatCompletion` or as `ChatCompletionChunk`s."""
 
     def __init__(self, model: str, body: ChatCompletionRequest) -> None:
@@ -65,7 +65,7 @@ class ChatWriter(BaseWriter):
                 index=answer.index,
                 message=ChatAnswer(role="assistant", content=answer.text),
                 logprobs=self._logprobs(answer),
-                finish_reason=answer.finish_reason,
+                finish_reason=answer.ended,
             )
             for answer in answers
         ]

@@ -7,7 +7,7 @@ from typing import Any
 
 from minisgl.server.generation import Piece
 from minisgl.server.protocol import OpenAICompletionRequest
-from minisgl.server.respond import BaseWriter
+from minisgl.server.respond import BaseWriter, OpenAIWriter
 from minisgl.server.responses import (
     GenerateAnswer,
     TextChoice,
@@ -17,7 +17,7 @@ from minisgl.server.responses import (
 )
 
 
-class TextWriter(BaseWriter):
+class TextWriter(OpenAIWriter):
     """Pieces as `TextCompletion`s."""
 
     def __init__(self, model: str, body: OpenAICompletionRequest) -> None:
@@ -86,15 +86,9 @@ def _by_text(tops: list[dict[str, Any]]) -> dict[str, float]:
 class GenerateWriter(BaseWriter):
     """Pieces as `GenerateAnswer`s."""
 
-    def __init__(self) -> None:
-        super().__init__("gen", "", None)
-
     def chunks(self, piece: Piece) -> Iterator[GenerateAnswer]:
         if piece.text or piece.finish_reason:
             yield self._answer(piece)
-
-    def closing(self, usage: Usage) -> Iterator[GenerateAnswer]:
-        return iter(())
 
     def whole(self, answers: Sequence[Piece], usage: Usage) -> GenerateAnswer:
         return self._answer(answers[0])

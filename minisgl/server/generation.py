@@ -38,6 +38,12 @@ class Piece:
     finish_reason: FinishReason | None = None
     error: ApiError | None = None
 
+    @property
+    def ended(self) -> FinishReason:
+        """Why, of an answer that is whole."""
+        assert self.finish_reason is not None
+        return self.finish_reason
+
 
 @dataclass
 class Tokens:
@@ -95,14 +101,14 @@ class Generation:
 
     def __init__(
         self,
-        state: FrontendManager,
+        frontend: FrontendManager,
         prompts: Sequence[Prompt],
         params: SamplingParams,
         n: int = 1,
         stops: Sequence[str] = (),
     ) -> None:
         self.tokens = Tokens()
-        self._state, self._params, self._n = state, params, n
+        self._frontend, self._params, self._n = frontend, params, n
         self._prompts, self._stops = prompts, stops
         self._replies: Replies = asyncio.Queue()
         self._choices: dict[int, _Choice] = {}  # by uid, while they run
@@ -137,16 +143,18 @@ class Generation:
 
     def close(self) -> None:
         """Abort what still runs."""
-        self._state.release(self._choices)
+        self._frontend.release(self._choices)
         self._choices.clear()
 
     async def _ask(self, p: int, k: int) -> None:
-        params, uid = self._params, self._state.new_user(self._replies)
+        params, uid = self._params, self._frontend.new_user(self._replies)
         if params.seed is not None and k > 0:
             seed = (params.seed + k + 2**63) % 2**64 - 2**63
             params = replace(params, seed=seed)
         self._choices[uid] = _Choice(p * self._n + k, self._stops)
-        await self._state.send_one(TokenizeMsg(uid, self._prompts[p], params))
+        await self._frontend.send_one(
+            TokenizeMsg(uid, self._prompts[p], params)
+        )
 
     async def _next(self) -> Piece:
         while True:
@@ -167,9 +175,9 @@ class Generation:
             del self._choices[reply.uid]
             self._left -= 1
             if reply.finished:
-                del self._state.ack_map[reply.uid]
+                del self._frontend.ack_map[reply.uid]
             else:
-                self._state.release([reply.uid])
+                self._frontend.release([reply.uid])
         if first and k == 0 and piece.error is None:
             for later in range(1, self._n):
                 await self._ask(p, later)

@@ -28,6 +28,22 @@ from minisgl.server.streams import (
 class BaseWriter(ABC):
     """Gives the pieces of one request the form of an endpoint."""
 
+    @abstractmethod
+    def chunks(self, piece: Piece) -> Iterator[BaseModel]:
+        """The events for a piece; it may have nothing new to show."""
+
+    @abstractmethod
+    def whole(self, answers: Sequence[Piece], usage: Usage) -> BaseModel:
+        """The body for all answers, in their order."""
+
+    def closing(self, usage: Usage) -> Iterator[BaseModel]:
+        """The events after the last piece, if it had no error."""
+        return iter(())
+
+
+class OpenAIWriter(BaseWriter):
+    """What OpenAI's endpoints have in common."""
+
     def __init__(
         self, prefix: str, model: str, options: StreamOptions | None
     ) -> None:
@@ -42,25 +58,6 @@ class BaseWriter(ABC):
     def head(self) -> dict[str, Any]:
         """Fields of every event; usage is null, if asked for, until the end."""
         return self._head | ({"usage": None} if self.include_usage else {})
-
-    @abstractmethod
-    def chunks(self, piece: Piece) -> Iterator[BaseModel]:
-        """The events for a piece; it may have nothing new to show."""
-
-    @abstractmethod
-    def closing(self, usage: Usage) -> Iterator[BaseModel]:
-        """The events after the last piece, if it had no error."""
-
-    @abstractmethod
-    def whole(self, answers: Sequence[Piece], usage: Usage) -> BaseModel:
-        """The body for all answers, in their order."""
-
-    def events(self, piece: Piece) -> Iterator[str]:
-        """The events for a piece, ready to be sent."""
-        for chunk in self.chunks(piece):
-            yield event(chunk)
-        if piece.error is not None:
-            yield event(ErrorResponse(error=piece.error.info))
 
 
 async def respond(
@@ -108,9 +105,10 @@ async def _events(
     generation: Generation, writer: BaseWriter
 ) -> AsyncIterator[str]:
     async for piece in generation.pieces():
-        for text in writer.events(piece):
-            yield text
+        for chunk in writer.chunks(piece):
+            yield event(chunk)
         if piece.error is not None:
+            yield event(ErrorResponse(error=piece.error.info))
             break
     else:
         for chunk in writer.closing(usage(generation.tokens)):
