@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from minisgl.core import Batch, Req
-from minisgl.engine.sample import LogitsEdit, LogitsProcessor
+from minisgl.engine.sample import LogitsEdit, LogitsProcessor, pack
 from minisgl.utils.device import to_device
 
 _BANNED = -100.0
@@ -56,23 +56,18 @@ class PenaltyProcessor:
             return None
         pool = self._token_pool()
         longest = max(req.device_len for _, req in asking)
-        columns = zip(*(_numbers(row, req) for row, req in asking), strict=True)
-        # Floats hold integers up to 2**24, so one copy carries them all.
-        packed = to_device(
-            torch.tensor([*columns]), torch.float32, pool.device
-        ).unsqueeze(-1)
-        rows, table, lengths, prompts = packed[:4].long()
-        penalties = packed[4:]
+        numbers = pack([_numbers(row, req) for row, req in asking])
+        packed = to_device(numbers, torch.float32, pool.device)
+        rows, table = packed[:, :2].long().unbind(1)
+        lengths, prompts, *penalties = packed[:, 2:].unsqueeze(-1).unbind(1)
 
         def edit(logits: torch.Tensor) -> torch.Tensor:
-            tokens = pool[table.squeeze(1), :longest].long()
+            tokens = pool[table, :longest].long()
             column = torch.arange(longest, device=logits.device)
             known = column < lengths
             made = known & (column >= prompts)
-            rows_ = rows.squeeze(1)
-            logits[rows_] = _penalize(
-                logits[rows_], tokens, known, made, *penalties
-            )
+            penalized = _penalize(logits[rows], tokens, known, made, *penalties)
+            logits[rows] = penalized
             return logits
 
         return edit
