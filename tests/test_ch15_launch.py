@@ -373,6 +373,7 @@ def test_lazy_packages_offer_what_they_list():
     ("kind", "reason"),
     [
         ("expected", "worker: two lines"),
+        ("late", "worker: ValueError: two lines"),
         ("mistake", r"worker: KeyError: 'two\nlines'"),
         ("exit", "it says why it leaves"),
     ],
@@ -382,6 +383,7 @@ def test_a_child_says_why_it_fails(tmp_path, kind, reason, capfd):
     child.process.join(60)
     assert child.process.exitcode == 1
     assert child.how_it_ended() == reason
-    assert child.ready
-    # A traceback is for mistakes of the program only.
-    assert ("Traceback" in capfd.readouterr().err) == (kind == "mistake")
+    assert child.ready == (kind == "late")
+    # A traceback is for mistakes of the program, as all are once it works.
+    traced = "Traceback" in capfd.readouterr().err
+    assert traced == (kind in ("mistake", "late"))

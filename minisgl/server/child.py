@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -23,7 +24,7 @@ logger = init_logger(__name__)
 
 # What a process says last, if it fails.
 _FAILED = "failed: "
-# Mistakes of the user, or of the machine. Others are ours: they get a traceback.
+# At the start, mistakes of the user or of the machine.
 _EXPECTED = (ValueError, OSError, RuntimeError)
 
 
@@ -35,8 +36,10 @@ class AckPipe:
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
+        self.used = False
 
     def put(self, word: str) -> None:
+        self.used = True
         with suppress(OSError):  # the parent may be gone
             self._pipe.send_bytes(word.encode())
 
@@ -56,17 +59,17 @@ def run_child(
     except (Exception, SystemExit) as error:
         if isinstance(error, SystemExit) and not isinstance(error.code, str):
             raise
-        acks.put(_FAILED + _explain(name, error))
+        acks.put(_FAILED + _explain(name, error, starting=not acks.used))
         sys.exit(1)
 
 
-def _explain(name: str, error: BaseException) -> str:
-    """The error as one line; a traceback too where that is no use."""
+def _explain(name: str, error: BaseException, starting: bool) -> str:
+    """The error as one line; where that is no use a traceback is logged."""
     reason = " ".join(str(error).split())
-    if isinstance(error, SystemExit):  # it has said already who it is
+    if isinstance(error, SystemExit):  # it says already whose it is
         return reason
-    if not isinstance(error, _EXPECTED) or not reason:
-        logger.error("a mistake of the program", exc_info=error)
+    if not (starting and isinstance(error, _EXPECTED) and reason):
+        logger.error(f"{name}: a mistake of the program", exc_info=error)
         reason = f"{type(error).__name__}: {reason}"
     return f"{name}: {reason}"
 
@@ -121,6 +124,8 @@ class Child:
             name=name,
             daemon=True,
         )
+        # Python's own helper, which would lift the block when it is started.
+        resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             process.start()

@@ -54,15 +54,15 @@ def _is_alive(pid: int) -> bool:
 def _is_used(folder: Path) -> bool:
     """Whether somebody listens in it.
 
-    The number of a process says nothing if it belongs to another container
-    with the same /tmp.
+    A process that does not exist here may exist in another container with the
+    same /tmp.
     """
     try:
-        paths = list(folder.iterdir())
-    except OSError:  # it is somebody else's, or has just gone
+        return any(_answers(path) for path in folder.iterdir())
+    except OSError:  # it is not ours, or has just gone
         return True
-    for path in paths:
-        with socket.socket(socket.AF_UNIX) as probe:
-            if path.is_socket() and probe.connect_ex(str(path)) == 0:
-                return True
-    return False
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return path.is_socket() and probe.connect_ex(str(path)) == 0

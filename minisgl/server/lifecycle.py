@@ -87,14 +87,14 @@ async def _serve(
     from minisgl.server.api_server import create_app
     from minisgl.server.gate import Gate, HttpServer
 
-    started = time.monotonic()
     gate = Gate(create_app(manager))
     server = HttpServer(gate, args.log_level)
     broken = End(1, "the HTTP server ended")
     serving = supervisor.run(server.serve([listener]), broken)
     if await supervisor.wait_ready():
         gate.closed = None
-        url, seconds = base_url(listener), time.monotonic() - started
+        seconds = time.monotonic() - supervisor.started
+        url = base_url(listener)
         print(f"ready after {seconds:.1f} s: {args.model_name} at {url}, try")
         print(curl_command(args, url), flush=True)
     end = await supervisor.ended

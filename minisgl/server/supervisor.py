@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from asyncio import Future, Task
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
@@ -39,12 +40,14 @@ class Supervisor:
     ended: a future, done with an `End` when the server has to stop.
     ready: a future, done when all children can work.
     interrupt: called at Ctrl-C; if it returns True that was all.
+    started: when this began, on the monotonic clock.
     """
 
     def __init__(self, args: ServerArgs) -> None:
         self._args = args
         self._loop = asyncio.get_running_loop()
         self._children: list[Child] = []
+        self.started = time.monotonic()
         self.ended: Future[End] = self._loop.create_future()
         self.ready: Future[None] = self._loop.create_future()
         self.interrupt: Callable[[], bool] = lambda: False

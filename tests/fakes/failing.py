@@ -5,8 +5,9 @@ from typing import Any
 
 
 def fail(kind: str, ack_queue: Any) -> None:
-    """Say something, then leave in one of several bad ways."""
-    ack_queue.put("here")
+    """Leave in one of several bad ways, `late` once it was ready."""
+    if kind == "late":
+        ack_queue.put("here")
     if kind == "exit":
         sys.exit("it says why it leaves")
-    raise {"mistake": KeyError, "expected": ValueError}[kind]("two\nlines")
+    raise (KeyError if kind == "mistake" else ValueError)("two\nlines")
