@@ -169,6 +169,19 @@ def test_c19_max_tokens_and_its_newer_name(server):
     assert last_params(server).max_tokens == MOST
 
 
+def test_c19_a_whole_number_may_be_written_as_a_float(server):
+    content = b'{"prompt": [5.0, 6], "max_tokens": 3.0, "top_k": 2.0}'
+    headers = {"content-type": "application/json"}
+    response = server.client.post(
+        "/v1/completions", content=content, headers=headers
+    )
+    assert response.status_code == 200, response.text
+    assert last_text(server) == [5, 6]
+    assert all(type(token) is int for token in last_text(server))
+    params = last_params(server)
+    assert (params.max_tokens, params.top_k) == (3, 2)
+
+
 def test_c11_streamed_and_not_count_alike(server):
     server.engine.scripts["held"] = Script(["", "", "é", ""])
     for limit in (1, 3, 4, 5, 9):
@@ -433,8 +446,9 @@ def test_the_schema_says_what_may_come(server):
     parts = schema["components"]["schemas"]
     chat = parts["ChatCompletionRequest"]
     assert chat["examples"] and chat["required"] == ["messages"]
-    assert chat["properties"]["tools"]["enum"] == [None, []]
-    assert chat["properties"]["temperature"]["minimum"] == 0
+    assert chat["properties"]["tools"]["enum"] == [[], None]
+    (temperature, null) = chat["properties"]["temperature"]["anyOf"]
+    assert temperature["minimum"] == 0 and null == {"type": "null"}
     assert server.client.get("/docs").status_code == 200
 
 

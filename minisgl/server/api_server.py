@@ -32,6 +32,7 @@ from minisgl.server.protocol import GenerateRequest, OpenAICompletionRequest
 from minisgl.server.respond import respond
 from minisgl.server.responses import (
     ChatCompletion,
+    ChatCompletionChunk,
     GenerateAnswer,
     ModelCard,
     ModelList,
@@ -112,7 +113,7 @@ def _middleware(config: ServerArgs) -> list[Middleware]:
 
 @router.post(
     "/generate",
-    responses=openapi.or_stream(GenerateAnswer)
+    responses=openapi.or_stream(GenerateAnswer, GenerateAnswer)
     | openapi.errors(400, 401, 413, 500, 503),
 )
 async def generate(req: GenerateRequest, request: Request) -> Response:
@@ -126,7 +127,7 @@ async def generate(req: GenerateRequest, request: Request) -> Response:
 
 @router.post(
     "/v1/chat/completions",
-    responses=openapi.or_stream(ChatCompletion)
+    responses=openapi.or_stream(ChatCompletion, ChatCompletionChunk)
     | openapi.errors(400, 401, 404, 413, 500, 503),
 )
 async def v1_chat_completions(
@@ -148,7 +149,7 @@ async def v1_chat_completions(
 
 @router.post(
     "/v1/completions",
-    responses=openapi.or_stream(TextCompletion)
+    responses=openapi.or_stream(TextCompletion, TextCompletion)
     | openapi.errors(400, 401, 404, 413, 500, 503),
 )
 async def v1_completions(

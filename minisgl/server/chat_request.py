@@ -8,13 +8,12 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from minisgl.sampling_params import MOST_LOGPROBS
 from minisgl.server.errors import ApiError
-from minisgl.server.fields import MOST, Strict, Text, kind
-from minisgl.server.protocol import SamplingFields
-from minisgl.server.unsupported import describe_unsupported
+from minisgl.server.fields import MOST, Int, Strict, Text, kind
+from minisgl.server.protocol import SamplingFields, schema_with
 
 _NEEDS_TOOLS = ("tool_calls", "tool_call_id", "function_call", "audio")
 
-_EXAMPLE = {
+_EXAMPLE: dict[str, Any] = {
     "messages": [{"role": "user", "content": "Why is the sky blue?"}],
     "max_tokens": 32,
 }
@@ -34,9 +33,22 @@ Content = Annotated[
 ]
 
 
+# In JSON schema, that only an assistant's turn may have no content.
+_WHO_SPEAKS: dict[str, Any] = {
+    "anyOf": [
+        {"properties": {"role": {"const": "assistant"}}},
+        {
+            "required": ["content"],
+            "properties": {"content": {"type": ["string", "array"]}},
+        },
+    ]
+}
+
+
 class Message(Strict):
     """One turn of a chat. Only an assistant's may have no content."""
 
+    model_config = ConfigDict(json_schema_extra=_WHO_SPEAKS)
     role: Literal["system", "developer", "user", "assistant"]
     content: Content | None = None
 
@@ -63,26 +75,21 @@ class Message(Strict):
         return {"role": role, "content": content}
 
 
-def _describe(schema: dict[str, Any]) -> None:
-    describe_unsupported(schema)
-    schema["examples"] = [_EXAMPLE]
-
-
 class ChatCompletionRequest(SamplingFields):
     """/v1/chat/completions: the next turn of a conversation."""
 
-    model_config = ConfigDict(json_schema_extra=_describe)
+    model_config = schema_with(_EXAMPLE)
     messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(
+    max_completion_tokens: Int | None = Field(
         None,
         ge=1,
         description="Left out: as many as fit. Goes before max_tokens.",
     )
-    max_tokens: int | None = Field(
+    max_tokens: Int | None = Field(
         None, ge=1, description="The older name of max_completion_tokens."
     )
     logprobs: bool = False
-    top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
+    top_logprobs: Int | None = Field(None, ge=0, le=MOST_LOGPROBS)
 
     @model_validator(mode="after")
     def _top_needs_logprobs(self) -> Self:

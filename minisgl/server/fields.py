@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -34,6 +35,19 @@ def _encodable(text: str) -> str:
     return text
 
 
+def _whole(value: Any) -> Any:
+    # JSON has one type of numbers; 5.0 is as good an integer as 5.
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
+def _wholes(values: Any) -> Any:
+    if isinstance(values, list) and any(type(v) is float for v in values):
+        return [_whole(value) for value in values]
+    return values
+
+
 def kind(value: Any) -> str:
     """Which of the types below a value is of, or means to be of.
 
@@ -44,21 +58,23 @@ def kind(value: Any) -> str:
     first = value[0] if value else ""
     if isinstance(first, list):
         return "lists of ids"
-    return "some ids" if isinstance(first, int) else "a list"
+    return "some ids" if isinstance(first, int | float) else "a list"
 
 
 Text = Annotated[str, AfterValidator(_encodable)]
+Int = Annotated[int, BeforeValidator(_whole)]
 TokenId = Annotated[int, Field(ge=0, le=MOST)]
+Ids = Annotated[list[TokenId], BeforeValidator(_wholes)]
 IdText = Annotated[str, Field(pattern="^(0|[1-9][0-9]{0,9})$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
-_Ids = Annotated[list[TokenId], Field(min_length=1)]
+_Ids = Annotated[Ids, Field(min_length=1)]
 Prompts = Annotated[
     Annotated[Text, Tag("a text")]
     | Annotated[list[Text], Field(min_length=1), Tag("a list")]
     | Annotated[_Ids, Tag("some ids")]
-    | Annotated[list[_Ids], Tag("lists of ids")],
+    | Annotated[list[_Ids], Field(min_length=1), Tag("lists of ids")],
     Discriminator(kind),
 ]
 

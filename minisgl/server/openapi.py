@@ -7,12 +7,14 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 
 from minisgl.server.errors import ErrorResponse
+from minisgl.server.responses import ChatCompletionChunk
 
 Responses = dict[int | str, dict[str, Any]]
 
-_EVENTS = "data: {...}\n\ndata: {...}\n\ndata: [DONE]\n\n"
+_REF = "#/components/schemas/{model}"
 
 _WHY = {
     400: "The request is wrong; `param` names the field.",
@@ -32,14 +34,24 @@ def errors(*statuses: int) -> Responses:
     }
 
 
-def or_stream(model: type[BaseModel]) -> Responses:
-    """Documents that a 200 is a `model`, or a stream of events."""
-    events = {"schema": {"type": "string"}, "example": _EVENTS}
+def or_stream(whole: type[BaseModel], chunk: type[BaseModel]) -> Responses:
+    """Documents that a 200 is one body, or a stream of events with chunks."""
+    data = {
+        "contentMediaType": "application/json",
+        "contentSchema": {"$ref": _REF.format(model=chunk.__name__)},
+    }
+    event = {
+        "type": "object",
+        "required": ["data"],
+        "properties": {
+            "data": {"type": "string", "anyOf": [data, {"const": "[DONE]"}]}
+        },
+    }
     return {
         200: {
-            "model": model,
+            "model": whole,
             "description": "A JSON body, or events if `stream` is true.",
-            "content": {"text/event-stream": events},
+            "content": {"text/event-stream": {"itemSchema": event}},
         }
     }
 
@@ -72,6 +84,11 @@ def _schema(app: FastAPI, with_key: bool) -> dict[str, Any]:
     parts = schema["components"]
     parts["schemas"].pop("HTTPValidationError", None)
     parts["schemas"].pop("ValidationError", None)
+    # FastAPI does not see what the events of a stream hold.
+    _, found = models_json_schema(
+        [(ChatCompletionChunk, "serialization")], ref_template=_REF
+    )
+    parts["schemas"] |= found["$defs"]
     if with_key:
         parts["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     return schema

@@ -15,13 +15,14 @@ from minisgl.server.errors import ApiError
 from minisgl.server.fields import (
     MOST,
     Bias,
+    Ids,
     IdText,
+    Int,
     Penalty,
     Prompts,
     Stop,
     Strict,
     Text,
-    TokenId,
 )
 from minisgl.server.unsupported import describe_unsupported, refuse_unsupported
 
@@ -39,7 +40,7 @@ class GenerateRequest(Strict):
         },
     )
     prompt: Text
-    max_tokens: int = Field(ge=1)
+    max_tokens: Int = Field(ge=1)
     ignore_eos: bool = False
     stream: bool = True
 
@@ -51,26 +52,39 @@ class StreamOptions(Strict):
     include_obfuscation: Literal[False] | None = None
 
 
+def schema_with(*examples: dict[str, Any]) -> ConfigDict:
+    """Let a model's schema say what pydantic cannot know of it."""
+
+    def extend(schema: dict[str, Any]) -> None:
+        fields, null = schema["properties"], {"type": "null"}
+        for name in fields.keys() - set(schema["required"]):
+            if null not in fields[name].get("anyOf", ()):
+                fields[name] = {"anyOf": [fields[name], null]}
+        describe_unsupported(schema)
+        schema["examples"] = [*examples]
+
+    return ConfigDict(json_schema_extra=extend)
+
+
 class SamplingFields(Strict):
     """What both OpenAI endpoints take, and as an extra body what else is here."""
 
-    model_config = ConfigDict(json_schema_extra=describe_unsupported)
     model: str | None = Field(None, description="As /v1/models lists it.")
-    n: int = Field(1, ge=1, le=128)
+    n: Int = Field(1, ge=1, le=128)
     stream: bool = False
     stream_options: StreamOptions | None = None
     stop: Stop = Field([])
     temperature: float = Field(1.0, ge=0, le=100)
     top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(-1, ge=-1, description="0 or -1: off.")
+    top_k: Int = Field(-1, ge=-1, description="0 or -1: off.")
     min_p: float = Field(0.0, ge=0, le=1)
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    seed: Int | None = Field(None, ge=-(2**63), lt=2**63)
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     repetition_penalty: float = Field(1.0, ge=0.01, le=100)
     logit_bias: dict[IdText, Bias] = Field({}, max_length=MOST_IDS)
     ignore_eos: bool = False
-    stop_token_ids: list[TokenId] = Field([], max_length=MOST_IDS)
+    stop_token_ids: Ids = Field([], max_length=MOST_IDS)
 
     @model_validator(mode="before")
     @classmethod
@@ -113,18 +127,13 @@ class SamplingFields(Strict):
         )
 
 
-def _describe(schema: dict[str, Any]) -> None:
-    describe_unsupported(schema)
-    schema["examples"] = [{"prompt": "The sea is", "max_tokens": 8}]
-
-
 class OpenAICompletionRequest(SamplingFields):
     """/v1/completions: go on from a text, or from token ids."""
 
-    model_config = ConfigDict(json_schema_extra=_describe)
+    model_config = schema_with({"prompt": "The sea is", "max_tokens": 8})
     prompt: Prompts
-    max_tokens: int = Field(16, ge=1)
-    logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
+    max_tokens: Int = Field(16, ge=1)
+    logprobs: Int | None = Field(None, ge=0, le=MOST_LOGPROBS)
 
     @model_validator(mode="after")
     def _not_too_many(self) -> Self:

@@ -51,14 +51,19 @@ def refuse_unsupported(body: Mapping[str, Any]) -> None:
     """
     for name, neutral in UNSUPPORTED.items():
         value = body.get(name)
-        if value is not None and value not in neutral:
+        if value is not None and not any(_same(value, n) for n in neutral):
             raise ApiError(400, f"{name} is not supported here", name)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Equal as JSON, where 1 is not true."""
+    return isinstance(one, bool) == isinstance(other, bool) and one == other
 
 
 def describe_unsupported(schema: dict[str, Any]) -> None:
     """Put these fields into a JSON schema, with the values that pass."""
     for name, neutral in UNSUPPORTED.items():
         schema["properties"][name] = {
-            "enum": [None, *neutral],
+            "enum": [*neutral, None],
             "description": "Not supported: anything else is refused.",
         }
