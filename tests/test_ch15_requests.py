@@ -29,7 +29,7 @@ SHORT, *OTHERS, LONG = sorted(PROMPTS, key=len)
 LENGTH = 24
 WISHES = [
     {"repetition_penalty": 1.4},
-    {"repetition_penalty": 0.8, "presence_penalty": 0.5},
+    {"repetition_penalty": 2.0, "logit_bias": {"7": 4.0, "8": -2.5}},
     {"frequency_penalty": 1.1},
     {"presence_penalty": 2.0, "logit_bias": {"5": 3.0, "9": -100}},
     {"frequency_penalty": -0.4, "repetition_penalty": 1.2},

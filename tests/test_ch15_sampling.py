@@ -273,11 +273,13 @@ def test_a_bias_does_not_hide_that_logits_are_not_numbers():
     assert sampler.sample(logits, args).tolist() == [FAILED_TOKEN, 6]
 
 
-def test_a_banned_token_is_never_drawn():
+@pytest.mark.parametrize("temperature", [1.0, 1e300])
+def test_a_banned_token_is_never_drawn(temperature):
     vocab, n = 8, 4000
     ban = {str(token): -100 for token in (0, 3, 7)}
     sampler = sampler_of(vocab, [LogitBiasProcessor(CPU)])
-    args = sampler.prepare(batch_of([drawn(logit_bias=ban)] * n))
+    params = drawn(logit_bias=ban, temperature=temperature)
+    args = sampler.prepare(batch_of([params] * n))
     args.uniforms = torch.linspace(0, 1, n)
     tokens = sampler.sample(torch.zeros(n, vocab), args)
     counts = tokens.bincount(minlength=vocab).tolist()
