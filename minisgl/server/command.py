@@ -86,11 +86,12 @@ def _fail(reason: str) -> NoReturn:
     raise SystemExit(2)
 
 
-def _name_options(reason: str) -> str:
-    """The text with the names of settings replaced by those of options."""
-    for options in GROUPS.values():
-        for option in options:
-            reason = reason.replace(option.setting, option.names.split()[0])
+def _name_option(reason: str) -> str:
+    """The text with an option's name where it begins with a setting's."""
+    first, _, rest = reason.partition(" ")
+    for option in (o for options in GROUPS.values() for o in options):
+        if option.setting == first:
+            return f"{option.names.split()[0]} {rest}"
     return reason
 
 
@@ -114,4 +115,4 @@ def read_options(args: list[str], run_shell: bool) -> tuple[ServerArgs, bool]:
     try:
         return ServerArgs(**found), run_shell
     except ValueError as error:
-        _fail(_name_options(str(error)))
+        _fail(_name_option(str(error)))
