@@ -23,6 +23,7 @@ class ServerArgs(SchedulerConfig):
     cors_origins: web pages of these origins may call it; ``*`` is all.
     num_threads: threads of a scheduler's torch, see `server.threads`.
     log_level: from which level on things are logged.
+    shell_max_tokens, shell_temperature: for the answers of a shell.
 
     Raises:
         ValueError: a value that is out of range.
@@ -38,6 +39,8 @@ class ServerArgs(SchedulerConfig):
     cors_origins: tuple[str, ...] = ()
     num_threads: int | None = None
     log_level: str = "info"
+    shell_max_tokens: int = 2048
+    shell_temperature: float = 0.6
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,6 +50,10 @@ class ServerArgs(SchedulerConfig):
             raise ValueError("num_tokenizer must be at least 0")
         if self.num_threads is not None and self.num_threads < 1:
             raise ValueError("num_threads must be at least 1")
+        if self.shell_max_tokens < 1:
+            raise ValueError("shell_max_tokens must be at least 1")
+        if not 0.0 <= self.shell_temperature < float("inf"):
+            raise ValueError("shell_temperature must be at least 0")
 
     @property
     def model_name(self) -> str:

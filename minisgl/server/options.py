@@ -246,18 +246,33 @@ GROUPS = {
             least=1,
         ),
         Option(
-            "shell",
-            bool,
-            "--shell",
-            "Chat here in the terminal. Nothing listens.",
-        ),
-        Option(
             "version",
             bool,
             "--version",
             "Say the version and end.",
             check=_version,
             eager=True,
+        ),
+    ],
+    "Shell": [
+        Option(
+            "shell",
+            bool,
+            "--shell",
+            "Chat here in the terminal. Nothing listens.",
+        ),
+        Option(
+            "shell_max_tokens",
+            int,
+            "--shell-max-tokens",
+            "Most tokens of an answer.",
+            least=1,
+        ),
+        Option(
+            "shell_temperature",
+            float,
+            "--shell-temperature",
+            "How freely it answers. 0 takes the likeliest token.",
         ),
     ],
     "Logging": [

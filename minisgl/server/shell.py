@@ -20,9 +20,6 @@ _HELP = """\
 /help   this list
 /exit   leave, as Ctrl-D does
 Ctrl-C stops an answer. Everything else is said to the model."""
-_PARAMS = SamplingParams(
-    temperature=0.6, top_k=20, top_p=0.95, max_tokens=2**31 - 1
-)
 # What a model says must not steer the terminal.
 _CONTROLS = {*range(32), 127, *range(128, 160)} - {ord("\n"), ord("\t")}
 _SHOWN = dict.fromkeys(_CONTROLS, "\N{REPLACEMENT CHARACTER}")
@@ -66,6 +63,12 @@ class Shell:
 
     def __init__(self, manager: FrontendManager) -> None:
         self._manager = manager
+        self._params = SamplingParams(
+            temperature=manager.config.shell_temperature,
+            top_k=20,
+            top_p=0.95,
+            max_tokens=manager.config.shell_max_tokens,
+        )
         self._chat: list[dict[str, str]] = []
         self._answering: asyncio.Task[None] | None = None
 
@@ -140,7 +143,7 @@ class Shell:
         """
         start, made, prompt, cached = time.monotonic(), 0, 0, 0
         uid = self._manager.new_user()
-        msg = TokenizeMsg(uid, [*self._chat], _PARAMS)
+        msg = TokenizeMsg(uid, [*self._chat], self._params)
         try:
             await self._manager.send_one(msg)
             async for reply in self._manager.wait_for_ack(uid):
