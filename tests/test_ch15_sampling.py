@@ -9,7 +9,11 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 from minisgl.core import Batch, SamplingParams
 from minisgl.engine import FAILED_TOKEN, Sampler, sample
-from minisgl.engine.processors import LogitBiasProcessor, PenaltyProcessor
+from minisgl.engine.processors import (
+    LogitBiasProcessor,
+    PenaltyProcessor,
+    create_processors,
+)
 from tests.edited import penalized
 from tests.handmade import make_req
 
@@ -262,6 +266,20 @@ def test_logit_bias_adds_bans_and_forces():
         assert torch.equal(got[3], expected)
     batch.reqs.pop(0)
     assert torch.equal(edited(processor, batch, logits[1:]), got[1:])
+
+
+def test_a_bias_is_added_to_what_the_penalties_have_left():
+    bias = {str(token): 10.0 - token for token in range(20)}
+    params = [SamplingParams(repetition_penalty=2.0, logit_bias=bias)] * 3
+    batch, pool, texts = fill(params)
+    logits = random_logits(3)
+    edits = [p(batch) for p in create_processors(CPU, lambda: pool)]
+    got = logits.clone()
+    for edit in edits:
+        got = edit(got)
+    for i, text in enumerate(texts):
+        expected = penalized(logits[i].tolist(), *text, params[i])
+        torch.testing.assert_close(got[i], torch.tensor(expected))
 
 
 def test_a_bias_does_not_hide_that_logits_are_not_numbers():
