@@ -284,6 +284,15 @@ def test_c16_n_answers_in_a_stream(server):
     assert sorted(roles) == [0, 1]
 
 
+def test_c16_n_answers_of_one_token(server):
+    for stream in (False, True):
+        response = server.complete("short", n=3, max_tokens=1, stream=stream)
+        bodies = events(response) if stream else [response.json()]
+        choices = [choice for body in bodies for choice in body["choices"]]
+        assert sorted(c["index"] for c in choices) == [0, 1, 2]
+        assert {c["text"] for c in choices} == {" one"}
+
+
 def test_c16_without_a_seed_there_is_none(server):
     server.chat("hi", n=2)
     assert last_params(server).seed is None

@@ -147,6 +147,17 @@ def test_a_reply_that_nobody_waits_for_is_aborted_again(server):
     assert not running(server, "late")
 
 
+def test_a_reply_that_cannot_be_read_harms_nobody(server):
+    server.engine.scripts["steady"] = Script([" x"] * 20, pace=0.02)
+    peer = Peer(server, TEXT, prompt="steady", max_tokens=20, stream=True)
+    peer.read_until(3)
+    server.engine.push.put_raw(b"\xc1")
+    server.engine.push.put_raw(b"\x81\xa8__type__\xa7Unheard")
+    peer.read_until(21)
+    peer.leave()
+    server.answers()
+
+
 PIECES = [" Hello", " wor", "ld,", " how", " are", " you", "?"]
 
 
@@ -185,9 +196,10 @@ def test_c16_stop_strings_across_tokens(server, path, stop, text, count):
 
 
 def test_c16_a_stop_string_ends_the_work(server):
-    server.engine.scripts["runs on"] = Script([" go"] * 10**4, pace=0.005)
+    server.engine.scripts["runs on"] = Script([" go"] * 10**4, pace=0.2)
     assert server.chat("runs on", stop="go go").json()
     assert_aborted(server, "runs on")
+    assert server.engine.made[max(server.engine.asked)] == 2
     server.answers()
 
 
