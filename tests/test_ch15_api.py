@@ -10,7 +10,11 @@ import pytest
 import minisgl.server
 from minisgl.message import TokenizeMsg
 from minisgl.sampling_params import SamplingParams
+from minisgl.server.completions import TextWriter
 from minisgl.server.fields import MOST
+from minisgl.server.generation import Piece
+from minisgl.server.protocol import OpenAICompletionRequest
+from minisgl.server.responses import Usage
 from tests.fakes.back_end import NUMBERS, Script, events, served
 
 ROOT = Path(minisgl.server.__file__).parents[2]
@@ -349,6 +353,37 @@ def test_c17_logprobs_of_a_completion(server):
     choice = server.complete("lp", logprobs=0).json()["choices"][0]
     assert choice["logprobs"]["top_logprobs"] is None
     assert choice["logprobs"]["tokens"] == ["né", " x", "y"]
+
+
+def entry(token: str, raw: bytes, *tops: tuple[str, float]) -> dict:
+    alike = [
+        {"token": text, "logprob": value, "bytes": []} for text, value in tops
+    ]
+    return {
+        "token": token,
+        "logprob": -1,
+        "bytes": [*raw],
+        "top_logprobs": alike,
+    }
+
+
+def test_c17_tokens_that_are_parts_of_a_character():
+    body = OpenAICompletionRequest(prompt="x", logprobs=2)
+    party = "🎉".encode()
+    entries = [
+        entry("a", b"a", ("a", -1), ("b", -2)),
+        entry("�", party[:1], ("�", -1), ("�", -3)),
+        entry("�", party[1:3]),
+        entry("�", party[3:] + b"b"),
+        entry("", b""),
+        entry("é", "é".encode()),
+    ]
+    answer = Piece(0, "a🎉bé", entries, "stop")
+    usage = Usage.model_construct()
+    whole = TextWriter("tiny", body).whole([answer], usage)
+    logprobs = whole.choices[0].logprobs
+    assert logprobs.text_offset == [0, 1, 1, 1, 3, 3]
+    assert logprobs.top_logprobs[:2] == [{"a": -1, "b": -2}, {"�": -1}]
 
 
 def test_c20_content_and_roles(server):

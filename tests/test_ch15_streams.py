@@ -247,6 +247,20 @@ def test_c17_logprobs_end_with_the_text(server):
         assert streamed == whole["content"]
 
 
+def test_c17_a_token_without_text_has_logprobs_too(server):
+    server.engine.scripts["silent"] = Script(["", "a", "", ""])
+    for ask in (server.chat, server.complete):
+        found = events(
+            ask("silent", stream=True, logprobs=ask == server.chat or 0)
+        )
+        tokens = []
+        for event in found:
+            logprobs = event["choices"][0]["logprobs"] or {}
+            tokens += [e["token"] for e in logprobs.get("content", ())]
+            tokens += logprobs.get("tokens", ())
+        assert tokens == ["", "a", "", ""]
+
+
 def test_c23_fifty_clients_do_not_wait_for_one_another(server):
     server.engine.scripts["together"] = Script([" x"] * 10, pace=0.02)
     answers = []

@@ -42,11 +42,9 @@ class ApiError(Exception):
 
     @property
     def info(self) -> ErrorInfo:
-        # A lone surrogate, as in "\ud83d", could not leave as UTF-8.
-        clean = str(self).encode("utf-8", "replace").decode()
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         return ErrorInfo(
-            message=clean, type=kind, param=self.param, code=self.code
+            message=str(self), type=kind, param=self.param, code=self.code
         )
 
     def response(
