@@ -22,7 +22,7 @@ SHORT = ["--shell-max-tokens", "60", "--shell-temperature", "0"]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "TERM": "xterm"}
 # It would ask the terminal where the cursor is, and nobody answers.
 ENVIRONMENT["PROMPT_TOOLKIT_NO_CPR"] = "1"
-END = r"\[(\d+) tokens, \d+ a second, after a chat of (\d+), (\d+) of them cached\]"
+END = r"\[(\d+) tokens, [\d.]+ a second, after a chat of (\d+), (\d+) of them cached\]"
 
 
 class Terminal:

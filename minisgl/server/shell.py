@@ -160,7 +160,7 @@ class Shell:
             raise
         rate = made / (time.monotonic() - start)
         print(
-            f"\n[{made} tokens, {rate:.0f} a second, after a chat of {prompt}, "
+            f"\n[{made} tokens, {rate:.1f} a second, after a chat of {prompt}, "
             f"{cached} of them cached]",
             flush=True,
         )
