@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from minisgl.core import Req, SamplingParams
+from minisgl.core import SamplingParams
 from minisgl.engine import FAILED_TOKEN
 from minisgl.message import DetokenizeMsg, TokenLogprob
-from minisgl.scheduler.cache import CacheManager
-from minisgl.scheduler.table import TableManager
-from minisgl.scheduler.utils import PendingReq
+
+if TYPE_CHECKING:
+    from minisgl.scheduler.scheduler import ForwardData, Scheduler
 
 
 def finish_reason(
@@ -39,24 +40,25 @@ class ReplyMaker:
     aborted: int = field(default=0, init=False)
 
     def token(
-        self,
-        req: Req,
-        token: int,
-        reason: str | None,
-        *,
-        first: bool,
-        logprobs: tuple[float, list[int], list[float]] | None,
+        self, data: ForwardData, row: int, ends: Collection[int]
     ) -> DetokenizeMsg:
-        """One more token, with a reason if it is the last.
+        """What a batch that came back has to say to one of its requests.
 
-        first: it is the first one of its request. Make its message before the
-            request's prompt goes into the cache: what was cached is then known.
+        Ask before the prompt of a request goes into the cache: after that it is
+        no longer known how much of it was there.
+
+        ends: end tokens of the model.
         """
+        (batch, args, *_, last_steps), output = data
+        req, token = batch.reqs[row], int(output.next_tokens_cpu[row])
+        last = last_steps[row]
+        reason = finish_reason(req.sampling_params, token, last, ends)
         self.finished += reason is not None
         msg = DetokenizeMsg(req.uid, token, reason is not None, reason)
-        if first:
+        if batch.is_prefill:  # so this is its first token
             msg.prompt_tokens = req.max_device_len - req.output_len
             msg.cached_tokens = req.cache_handle.cached_len
+        logprobs = args.logprobs.read(row) if args.logprobs else None
         if logprobs is not None:
             msg.logprobs = TokenLogprob(*logprobs)
         return msg
@@ -69,17 +71,14 @@ class ReplyMaker:
         return DetokenizeMsg(uid, FAILED_TOKEN, True, reason, error)
 
 
-def status_numbers(
-    replies: ReplyMaker,
-    rows: TableManager,
-    pages: CacheManager,
-    queue: list[PendingReq],
-) -> dict[str, int]:
+def status_numbers(scheduler: Scheduler) -> dict[str, int]:
     """How a scheduler is; what the numbers are says `StatusReply`.
 
     A request runs as long as it holds a row. One whose client has just gone may
     hold it until the batch that has it comes back.
     """
+    rows, pages = scheduler.table_manager, scheduler.cache_manager
+    queue = scheduler.prefill_manager.pending_list
     cached = pages.prefix_cache.size_info.total_size
     return {
         "running": len(rows.page_table) - rows.available_size,
@@ -87,6 +86,6 @@ def status_numbers(
         "free_pages": len(pages.free_pages),
         "cached_pages": cached // pages.page_size,
         "total_pages": pages.num_pages,
-        "aborted": replies.aborted,
-        "finished": replies.finished,
+        "aborted": scheduler.replies.aborted,
+        "finished": scheduler.replies.finished,
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,11 +30,7 @@ from minisgl.scheduler.inflight import InflightRows
 from minisgl.scheduler.inputs import Indice2D, make_inputs
 from minisgl.scheduler.io import SchedulerIOMixin
 from minisgl.scheduler.prefill import ChunkedReq, PrefillManager
-from minisgl.scheduler.replies import (
-    ReplyMaker,
-    finish_reason,
-    status_numbers,
-)
+from minisgl.scheduler.replies import ReplyMaker, status_numbers
 from minisgl.scheduler.table import TableManager
 from minisgl.scheduler.utils import fit_request
 from minisgl.utils import init_logger, load_eos_token_ids
@@ -151,7 +147,9 @@ class Scheduler(SchedulerIOMixin):
             case UserMsg():
                 self._admit(msg)
             case StatusBackendMsg(uid=uid):
-                self.send_result([StatusResultMsg(uid, self._numbers())])
+                # No token, but it goes the way of the tokens.
+                answer: Any = StatusResultMsg(uid, status_numbers(self))
+                self.send_result([answer])
             case AbortBackendMsg(uid=uid):
                 self.replies.aborted += self._is_here(uid)
                 chunk = self.prefill_manager.abort_req(uid)
@@ -245,8 +243,11 @@ class Scheduler(SchedulerIOMixin):
 
     def _process_row(self, data: ForwardData, row: int) -> DetokenizeMsg | None:
         """What a request's new token means; None when it means nothing."""
-        (batch, args, *_, last_steps), output = data
-        req, token = batch.reqs[row], int(output.next_tokens_cpu[row])
+        batch, token = (
+            data.forward_input.batch,
+            data.output.next_tokens_cpu[row],
+        )
+        req = batch.reqs[row]
         if token == FAILED_TOKEN:
             self.prefill_manager.abort_req(req.uid)
             self._free_req_resources(req, failed=True)
@@ -254,24 +255,13 @@ class Scheduler(SchedulerIOMixin):
             return self.replies.failure(req.uid, "error", error)
         if isinstance(req, ChunkedReq):
             return None
-        req.append_host(output.next_tokens_cpu[row : row + 1])
-        params, ends = req.sampling_params, self.eos_token_ids
-        reason = finish_reason(params, token, last_steps[row], ends)
-        logprobs = args.logprobs.read(row) if args.logprobs else None
-        first = batch.is_prefill
-        reply = self.replies.token(
-            req, token, reason, first=first, logprobs=logprobs
-        )
-        if reason is not None:
+        req.append_host(token.view(1))
+        reply = self.replies.token(data, row, self.eos_token_ids)
+        if reply.finished:
             self._free_req_resources(req)
-        elif first:
+        elif batch.is_prefill:
             self.cache_manager.cache_req(req, finished=False)
         return reply
-
-    def _numbers(self) -> dict[str, int]:
-        rows, pages = self.table_manager, self.cache_manager
-        queue = self.prefill_manager.pending_list
-        return status_numbers(self.replies, rows, pages, queue)
 
     def _free_req_resources(self, req: Req, failed: bool = False) -> None:
         """Give back all a request holds, once no batch in flight uses it."""
