@@ -7,6 +7,7 @@ import torch
 from transformers import GenerationConfig
 
 from minisgl.core import SamplingParams
+from minisgl.llm import LLM
 from minisgl.message import (
     AbortBackendMsg,
     StatusBackendMsg,
@@ -321,3 +322,27 @@ def test_a_prompt_in_chunks_runs_from_its_first_chunk_on():
     found = numbers(driver)
     assert (found["running"], found["waiting"]) == (1, 1)
     driver.run()
+
+
+# Offline.
+
+
+def test_offline_answers_have_logprobs_and_say_who_is_at_fault():
+    llm = LLM(str(FOLDER), "float32", device="cpu", num_page_override=512)
+    wishes = [
+        SamplingParams(max_tokens=5, ignore_eos=True, logprobs=2),
+        SamplingParams(max_tokens=5, ignore_eos=True),
+        SamplingParams(max_tokens=5, logit_bias={"512": 1.0}),
+        SamplingParams(max_tokens=5, logprobs=1),
+    ]
+    results = llm.generate([SHORT, SHORT, SHORT, [512]], wishes)
+    asked, other, *refused = results
+    assert_parity(asked["token_ids"], reference(FOLDER, SHORT, 5))
+    assert len(asked["logprobs"]) == 5
+    for token, found in zip(asked["token_ids"], asked["logprobs"], strict=True):
+        assert found.top_ids[0] == token
+        assert found.top_logprobs[0] == found.logprob > found.top_logprobs[1]
+    assert other["token_ids"] == asked["token_ids"]
+    assert [r["logprobs"] for r in (other, *refused)] == [None] * 3
+    assert [r["finish_reason"] for r in refused] == ["refused"] * 2
+    assert "logit_bias must" in refused[0]["error"]
