@@ -412,7 +412,10 @@ def test_c17_logprobs_are_those_of_transformers(client, model, tokenizer):
         if chunk.choices[0].logprobs
         for entry in chunk.choices[0].logprobs.content
     ]
-    assert streamed == content
+    # A cached prompt is computed in other pieces, so the last digits differ.
+    for one, other in zip(streamed, content, strict=True):
+        assert one.token == other.token and one.bytes == other.bytes
+        assert abs(one.logprob - other.logprob) < 1e-4
 
 
 def test_c19_as_much_as_fits(client, model, tokenizer):
