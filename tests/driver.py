@@ -5,6 +5,7 @@ collects the tokens and the last message of every request.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +26,14 @@ class Step(NamedTuple):
 
     phase: str
     tokens: dict[int, int]
+
+
+# From ch14 on messages come through queues unless this is asked for.
+OFFLINE = {
+    field.name: True
+    for field in fields(SchedulerConfig)
+    if field.name == "offline_mode"
+}
 
 
 class Driver:
@@ -48,7 +57,7 @@ class Driver:
         overlap: bool | None = None,
         **settings: Any,
     ) -> None:
-        settings = {"dtype": "float32", "device": "cpu"} | settings
+        settings = {"dtype": "float32", "device": "cpu"} | OFFLINE | settings
         if overlap is not None:
             settings["overlap"] = overlap
         self.folder = Path(folder)

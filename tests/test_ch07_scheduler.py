@@ -476,13 +476,13 @@ def test_an_abort_of_a_request_that_is_not_here_does_nothing():
 
 def test_only_an_idle_scheduler_may_wait_for_messages(monkeypatch):
     driver = Driver(TINY)
-    waits, receive = [], driver.scheduler.offline_receive_msg
+    waits, receive = [], driver.scheduler.receive_msg
 
     def spy(blocking=False):
         waits.append(blocking)
         return receive(blocking)
 
-    monkeypatch.setattr(driver.scheduler, "offline_receive_msg", spy)
+    monkeypatch.setattr(driver.scheduler, "receive_msg", spy)
     driver.scheduler.receive_msg()
     driver.submit(0, FIXED[2], 2)
     driver.run()

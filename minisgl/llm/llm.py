@@ -43,7 +43,10 @@ class LLM(Scheduler):
         self, model_path: str, dtype: torch.dtype | str = "auto", **kwargs: Any
     ) -> None:
         rank = DistributedInfo(0, 1)
-        super().__init__(SchedulerConfig(model_path, rank, dtype, **kwargs))
+        config = SchedulerConfig(
+            model_path, rank, dtype, offline_mode=True, **kwargs
+        )
+        super().__init__(config)
         self.tokenizer = load_tokenizer(model_path)
         self._status: dict[int, RequestStatus] = {}
         self._done = 0

@@ -17,6 +17,7 @@ from minisgl.engine.processors import create_processors
 from minisgl.message import (
     AbortBackendMsg,
     BaseBackendMsg,
+    BatchBackendMsg,
     DetokenizeMsg,
     ExitMsg,
     StatusBackendMsg,
@@ -26,6 +27,7 @@ from minisgl.message import (
 from minisgl.scheduler.cache import CacheManager
 from minisgl.scheduler.config import SchedulerConfig
 from minisgl.scheduler.decode import DecodeManager
+from minisgl.scheduler.idle import IdleCheck
 from minisgl.scheduler.inflight import InflightRows
 from minisgl.scheduler.inputs import Indice2D, make_inputs
 from minisgl.scheduler.io import SchedulerIOMixin
@@ -64,7 +66,6 @@ class Scheduler(SchedulerIOMixin):
     """Owns the engine and everything a request holds while it runs."""
 
     def __init__(self, config: SchedulerConfig) -> None:
-        super().__init__()
         self.config = config
         self.engine = Engine(config)
         self._reset()
@@ -74,6 +75,10 @@ class Scheduler(SchedulerIOMixin):
         )
         self.eos_token_ids = load_eos_token_ids(config.model_path)
         self.stopped = False
+        self.idle_check = IdleCheck()
+        # An engine of one rank has no group of ranks.
+        group = getattr(self.engine, "tp_cpu_group", None)
+        super().__init__(config, group)
 
     def _reset(self) -> None:
         """Forget every request and every cached prefix, in whatever state."""
@@ -105,13 +110,31 @@ class Scheduler(SchedulerIOMixin):
         """Whether there is something to launch."""
         return self.prefill_manager.runnable or self.decode_manager.runnable
 
+    def run_when_idle(self) -> None:
+        """Look for lost pages; that is logged and nothing more."""
+        self.idle_check.run(self.cache_manager.check_integrity)
+
     @torch.inference_mode()
     def run_forever(self) -> None:
-        """Step after step, until somebody says ExitMsg."""
+        """Step after step, until somebody says ExitMsg.
+
+        The step in which it comes is the last one. Requests that are not done
+        by then end with an error.
+        """
         data: ForwardData | None = None
         while not self.stopped:
             data = self.step(data)
         self._process_last_data(data)
+        waiting = [req.uid for req in self.prefill_manager.pending_list]
+        end = (FAILED_TOKEN, True, "error", "the server is shutting down")
+        uids = [*waiting, *self.decode_manager.running_reqs]
+        self.send_result([DetokenizeMsg(uid, *end) for uid in uids])
+
+    def shutdown(self) -> None:
+        """Wait for the device and for all ranks, then close the queues."""
+        self.engine.stream.synchronize()
+        self.sync_all_ranks()
+        self.close_queues()
 
     def step(self, data: ForwardData | None) -> ForwardData | None:
         """One turn of the loop; takes and returns the batch in flight."""
@@ -142,6 +165,9 @@ class Scheduler(SchedulerIOMixin):
 
     def _process_one_msg(self, msg: BaseBackendMsg) -> None:
         match msg:
+            case BatchBackendMsg(data=messages):
+                for one in messages:
+                    self._process_one_msg(one)
             case ExitMsg():
                 self.stopped = True
             case UserMsg():
