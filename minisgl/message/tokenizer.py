@@ -86,10 +86,10 @@ class DetokenizeMsg(BaseTokenizerMsg):
 
 @dataclass
 class TokenizeMsg(BaseTokenizerMsg):
-    """A new request: a text, or the turns of a chat for the chat template."""
+    """A new request: a text, the turns of a chat for the chat template, or ids."""
 
     uid: int
-    text: str | list[dict[str, str]]
+    text: str | list[dict[str, str]] | list[int]
     sampling_params: SamplingParams
 
 
