@@ -86,7 +86,7 @@ class DetokenizeMsg(BaseTokenizerMsg):
 
 @dataclass
 class TokenizeMsg(BaseTokenizerMsg):
-    """A new request: a text, the turns of a chat for the chat template, or ids."""
+    """A new request: a text, the turns of a chat, or the ids of a prompt."""
 
     uid: int
     text: str | list[dict[str, str]] | list[int]
