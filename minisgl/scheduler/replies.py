@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from minisgl.core import SamplingParams
 from minisgl.engine import FAILED_TOKEN
-from minisgl.message import DetokenizeMsg, TokenLogprob
+from minisgl.message import DetokenizeMsg, StatusResultMsg, TokenLogprob
 
 if TYPE_CHECKING:
     from minisgl.scheduler.scheduler import ForwardData, Scheduler
+
+
+NOT_FINITE = "the model's logits are not finite numbers"
+SHUTTING_DOWN = "the server is shutting down"
 
 
 def finish_reason(
@@ -70,9 +74,13 @@ class ReplyMaker:
         """
         return DetokenizeMsg(uid, FAILED_TOKEN, True, reason, error)
 
+    def status(self, uid: int, scheduler: Scheduler) -> Any:
+        """How a scheduler is: a StatusResultMsg, sent as if it were a token."""
+        return StatusResultMsg(uid, _numbers(scheduler))
 
-def status_numbers(scheduler: Scheduler) -> dict[str, int]:
-    """How a scheduler is; what the numbers are says `StatusReply`.
+
+def _numbers(scheduler: Scheduler) -> dict[str, int]:
+    """What `StatusReply` lists.
 
     A request runs as long as it holds a row. One whose client has just gone may
     hold it until the batch that has it comes back.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -21,7 +21,6 @@ from minisgl.message import (
     DetokenizeMsg,
     ExitMsg,
     StatusBackendMsg,
-    StatusResultMsg,
     UserMsg,
 )
 from minisgl.scheduler.cache import CacheManager
@@ -32,7 +31,7 @@ from minisgl.scheduler.inflight import InflightRows
 from minisgl.scheduler.inputs import Indice2D, make_inputs
 from minisgl.scheduler.io import SchedulerIOMixin
 from minisgl.scheduler.prefill import ChunkedReq, PrefillManager
-from minisgl.scheduler.replies import ReplyMaker, status_numbers
+from minisgl.scheduler.replies import NOT_FINITE, SHUTTING_DOWN, ReplyMaker
 from minisgl.scheduler.table import TableManager
 from minisgl.scheduler.utils import fit_request
 from minisgl.utils import init_logger, load_eos_token_ids
@@ -126,9 +125,9 @@ class Scheduler(SchedulerIOMixin):
             data = self.step(data)
         self._process_last_data(data)
         waiting = [req.uid for req in self.prefill_manager.pending_list]
-        end = (FAILED_TOKEN, True, "error", "the server is shutting down")
         uids = [*waiting, *self.decode_manager.running_reqs]
-        self.send_result([DetokenizeMsg(uid, *end) for uid in uids])
+        end = ("error", SHUTTING_DOWN)
+        self.send_result([self.replies.failure(uid, *end) for uid in uids])
 
     def shutdown(self) -> None:
         """Wait for the device and for all ranks, then close the queues."""
@@ -173,9 +172,7 @@ class Scheduler(SchedulerIOMixin):
             case UserMsg():
                 self._admit(msg)
             case StatusBackendMsg(uid=uid):
-                # No token, but it goes the way of the tokens.
-                answer: Any = StatusResultMsg(uid, status_numbers(self))
-                self.send_result([answer])
+                self.send_result([self.replies.status(uid, self)])
             case AbortBackendMsg(uid=uid):
                 self.replies.aborted += self._is_here(uid)
                 chunk = self.prefill_manager.abort_req(uid)
@@ -269,16 +266,12 @@ class Scheduler(SchedulerIOMixin):
 
     def _process_row(self, data: ForwardData, row: int) -> DetokenizeMsg | None:
         """What a request's new token means; None when it means nothing."""
-        batch, token = (
-            data.forward_input.batch,
-            data.output.next_tokens_cpu[row],
-        )
-        req = batch.reqs[row]
+        batch, tokens = data.forward_input.batch, data.output.next_tokens_cpu
+        req, token = batch.reqs[row], tokens[row]
         if token == FAILED_TOKEN:
             self.prefill_manager.abort_req(req.uid)
             self._free_req_resources(req, failed=True)
-            error = "the model's logits are not finite numbers"
-            return self.replies.failure(req.uid, "error", error)
+            return self.replies.failure(req.uid, "error", NOT_FINITE)
         if isinstance(req, ChunkedReq):
             return None
         req.append_host(token.view(1))

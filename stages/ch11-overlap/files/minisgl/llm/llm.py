@@ -132,8 +132,11 @@ class LLM(Scheduler):
                 bar.update(task, completed=self._done)
 
     def _result(self, status: RequestStatus) -> dict[str, Any]:
+        # No clean-up: a folder may ask for one, which would take away spaces.
         text = self.tokenizer.decode(
-            status.output_ids, skip_special_tokens=True
+            status.output_ids,
+            skip_special_tokens=True,
+            clean_up_tokenization_spaces=False,
         )
         return {
             "text": text,
