@@ -63,7 +63,7 @@ class LatePool:
 
     def __getitem__(self, index: Any) -> torch.Tensor:
         found = self.pool[index]
-        # What a batch asks for while it runs, as a penalty does, is there.
+        # What a batch asks for while it runs is there.
         if not isinstance(index, tuple) or self.stream.running:
             return found
         found.fill_(0)  # it is a copy, and holds nothing yet
