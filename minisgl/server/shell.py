@@ -20,6 +20,7 @@ _HELP = """\
 /help   this list
 /exit   leave, as Ctrl-D does
 Ctrl-C stops an answer. Everything else is said to the model."""
+_HOW_TO_LEAVE = "Ctrl-D or /exit leaves"
 # What a model says must not steer the terminal.
 _CONTROLS = {*range(32), 127, *range(128, 160)} - {ord("\n"), ord("\t")}
 _SHOWN = dict.fromkeys(_CONTROLS, "\N{REPLACEMENT CHARACTER}")
@@ -35,7 +36,7 @@ async def _typed_lines() -> AsyncIterator[str]:
             # Ctrl-C is a key here; signals have a handler already.
             yield await session.prompt_async(handle_sigint=False)
         except KeyboardInterrupt:
-            print("Ctrl-D or /exit leaves")
+            print(_HOW_TO_LEAVE)
         except EOFError:
             return
 
@@ -71,15 +72,16 @@ class Shell:
         )
         self._chat: list[dict[str, str]] = []
         self._answering: asyncio.Task[None] | None = None
+        self._at_terminal = sys.stdin.isatty()
 
     async def run(self) -> None:
         """Until there are no more lines, or one says /exit."""
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")
-        at_terminal = sys.stdin.isatty()
-        if at_terminal:
+        if self._at_terminal:
             print("Ask something. /help lists what else there is.", flush=True)
-        async for line in _typed_lines() if at_terminal else _piped_lines():
+        lines = _typed_lines() if self._at_terminal else _piped_lines()
+        async for line in lines:
             text = line.strip()
             if text == "/exit":
                 return
@@ -89,11 +91,17 @@ class Shell:
                 await self._ask(text)
 
     def interrupt(self) -> bool:
-        """Stop the answer that is being given; False if there is none."""
-        if self._answering is None:
-            return False
-        self._answering.cancel()
-        return True
+        """Stop the answer that is being given.
+
+        False if there is none, and Ctrl-C is to end the program. A person at a
+        terminal may just have been too late to stop one.
+        """
+        if self._answering is not None:
+            self._answering.cancel()
+            return True
+        if self._at_terminal:
+            print(_HOW_TO_LEAVE, flush=True)
+        return self._at_terminal
 
     async def _command(self, text: str) -> None:
         if text == "/reset":
