@@ -71,9 +71,9 @@ def test_requests_go_in_and_text_comes_out(scratch, folder, create):
         for msg in answer(1, ids[0], "stop"):
             worker.put(msg)
             reply = worker.next_reply()
-            assert reply == UserReply(
-                1, reply.incremental_output, msg.finished, msg.finish_reason
-            )
+            assert type(reply) is UserReply and reply.uid == 1
+            ending = (msg.finished, msg.finish_reason, None)
+            assert (reply.finished, reply.finish_reason, reply.error) == ending
         worker.put(*answer(2, ids[0]))
         assert worker.text(2) == TEXT
         worker.assert_ends()

@@ -141,7 +141,7 @@ class Case:
             client = self.clients[msg.uid]
             assert not client.aborted, "a token after the abort"
             assert client.reason is None, "a token after the end"
-            if msg.finish_reason != "error":
+            if msg.next_token >= 0:
                 client.ids.append(msg.next_token)
             client.reason = msg.finish_reason
 

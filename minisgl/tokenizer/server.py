@@ -17,11 +17,16 @@ from minisgl.message import (
     BatchFrontendMsg,
     BatchTokenizerMsg,
     DetokenizeMsg,
+    StatusBackendMsg,
+    StatusMsg,
+    StatusReply,
+    StatusResultMsg,
     TokenizeMsg,
     UserMsg,
     UserReply,
 )
 from minisgl.tokenizer.detokenize import DetokenizeManager
+from minisgl.tokenizer.logprobs import LogprobFormatter
 from minisgl.tokenizer.text import Tokenizer, load_light_tokenizer
 from minisgl.tokenizer.tokenize import TokenizeManager
 from minisgl.utils import ZmqPullQueue, ZmqPushQueue, init_logger
@@ -42,6 +47,7 @@ class _Worker:
     def __init__(self, tokenizer: Tokenizer, name: str) -> None:
         self.tokenize_manager = TokenizeManager(tokenizer)
         self.detokenize_manager = DetokenizeManager(tokenizer)
+        self.logprobs = LogprobFormatter(tokenizer)
         self.logger = init_logger(__name__, name)
         self.to_backend: list[BaseBackendMsg] = []
         self.to_frontend: list[BaseFrontendMsg] = []
@@ -53,12 +59,20 @@ class _Worker:
                 self._tokenize([m for m in group if isinstance(m, TokenizeMsg)])
                 continue
             for msg in group:
-                if isinstance(msg, DetokenizeMsg):
-                    self._detokenize(msg)
-                elif isinstance(msg, AbortMsg):
-                    self._abort(msg.uid)
-                else:
-                    self.logger.warning(f"ignored, not for here: {msg!r}")
+                self._handle_one(msg)
+
+    def _handle_one(self, msg: BaseTokenizerMsg) -> None:
+        match msg:
+            case DetokenizeMsg():
+                self._detokenize(msg)
+            case AbortMsg(uid=uid):
+                self._abort(uid)
+            case StatusMsg(uid=uid):
+                self.to_backend.append(StatusBackendMsg(uid))
+            case StatusResultMsg(uid=uid, numbers=numbers):
+                self.to_frontend.append(StatusReply(uid, numbers))
+            case _:
+                self.logger.warning(f"ignored, not for here: {msg!r}")
 
     def _tokenize(self, msgs: list[TokenizeMsg]) -> None:
         results = self.tokenize_manager.tokenize(msgs)
@@ -71,14 +85,28 @@ class _Worker:
                 self.to_backend.append(request)
 
     def _detokenize(self, msg: DetokenizeMsg) -> None:
+        known = self.detokenize_manager.decode_map.get(msg.uid)
         try:
+            # Asked before this token is counted: is there none before it?
+            first = known is None or not known.decoded_ids
+            logprobs = self.logprobs.format(msg, first)
             [text] = self.detokenize_manager.detokenize([msg])
         except Exception as error:
             self._abort(msg.uid)
             self._refuse(msg.uid, "error", f"{type(error).__name__}: {error}")
             return
-        ending = (msg.finished, msg.finish_reason, msg.error)
-        self.to_frontend.append(UserReply(msg.uid, text, *ending))
+        reply = UserReply(
+            msg.uid,
+            text,
+            msg.finished,
+            msg.finish_reason,
+            msg.error,
+            completion_tokens=int(msg.next_token >= 0),
+            prompt_tokens=msg.prompt_tokens,
+            cached_tokens=msg.cached_tokens,
+            logprobs=logprobs,
+        )
+        self.to_frontend.append(reply)
 
     def _abort(self, uid: int) -> None:
         self.detokenize_manager.abort(uid)

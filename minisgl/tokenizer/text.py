@@ -46,8 +46,7 @@ class Tokenizer:
         self._inner, self.names, self.templates = inner, names, templates
         added = inner.get_added_tokens_decoder().values()
         self._special = {token.content for token in added if token.special}
-        probe = inner.decoder and inner.decoder.decode(["<0x41>"])
-        self._has_bytes = probe == "A"
+        self._has_bytes = self.decode_tokens(["<0x41>"]) == "A"
 
     @property
     def vocab_size(self) -> int:
@@ -80,12 +79,17 @@ class Tokenizer:
         )
         return text
 
+    def decode_tokens(self, tokens: list[str]) -> str:
+        """The text of tokens that are given as the vocabulary has them."""
+        decoder = self._inner.decoder
+        return decoder.decode(tokens) if decoder else " ".join(tokens)
+
     def is_text(self, token_id: int) -> bool:
         """Whether `decode` looks at this id, or acts as if it were not there.
 
         It skips special tokens and ids that are beyond the vocabulary.
         """
-        token = self._token(token_id)
+        token = self.token(token_id)
         return token is not None and token not in self._special
 
     def is_byte(self, token_id: int) -> bool:
@@ -94,10 +98,11 @@ class Tokenizer:
         `decode` takes a run of them as UTF-8, all or nothing: if one byte is
         wrong, every byte of the run becomes a U+FFFD.
         """
-        token = self._token(token_id) if self._has_bytes else None
+        token = self.token(token_id) if self._has_bytes else None
         return token is not None and _BYTE.fullmatch(token) is not None
 
-    def _token(self, token_id: int) -> str | None:
+    def token(self, token_id: int) -> str | None:
+        """A token as the vocabulary has it; None if there is no such id."""
         if not 0 <= token_id < 2**32:
             return None
         token: str | None = self._inner.id_to_token(token_id)
