@@ -7,6 +7,7 @@ be found, however its parents ended.
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -99,11 +100,13 @@ class Live:
         self.close()
 
     def close(self) -> None:
-        """Kill whatever is left of it."""
+        """Kill whatever is left of it, and remove what nobody else can then."""
         for pid in self.pids():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
+        for folder in self.socket_dirs():
+            shutil.rmtree(folder, ignore_errors=True)
 
     @property
     def said(self) -> str:
