@@ -1,5 +1,7 @@
 """Chapter 15: what the tokenizer process passes on beside text."""
 
+from dataclasses import replace
+
 import pytest
 
 from minisgl.message import (
@@ -118,9 +120,11 @@ def test_c10_a_detokenizer_of_its_own_hears_of_an_abort(
     own_process, tokenizer, monkeypatch
 ):
     driver = Driver(model_path("qwen3-tiny"))
-    config = type(driver.scheduler.config)
     link = property(lambda self: own_process)
-    monkeypatch.setattr(config, "backend_create_detokenizer_link", link)
+    name = "backend_create_detokenizer_link"
+    monkeypatch.setattr(type(driver.scheduler.config), name, link)
+    served = replace(driver.scheduler.config, offline_mode=False)
+    monkeypatch.setattr(driver.scheduler, "config", served)
     driver.submit(1, tokenizer.encode(TEXT), max_tokens=50)
     sent = driver.step() + driver.step() + driver.step()
     driver.scheduler.inbox += [AbortBackendMsg(1), AbortBackendMsg(2)]

@@ -87,7 +87,10 @@ class ReplyMaker:
         keep the text so far for ever.
         """
         self.aborted += 1
-        return [AbortMsg(uid)] if config.backend_create_detokenizer_link else []
+        own_process = config.backend_create_detokenizer_link
+        return (
+            [AbortMsg(uid)] if own_process and not config.offline_mode else []
+        )
 
     def status(self, uid: int, scheduler: Scheduler) -> Any:
         """How a scheduler is: a StatusResultMsg, sent as if it were a token."""
