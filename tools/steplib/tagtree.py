@@ -29,9 +29,7 @@ chapter raise `NotImplementedError`. To change the book itself, check out main.
 """
 # The chapter of a page, a test, a picture or a stage folder is in its path.
 _CHAPTER = re.compile(r"(?:stages|tests|docs)/(?:.*?[/_-])?ch(\d\d)[-_./]")
-_MANIFEST = re.compile(
-    r"stages/[^/]+/(?:stage|exercises/[^/]+/exercise)\.toml"
-)
+_MANIFEST = re.compile(r"stages/[^/]+/(?:stage|exercises/[^/]+/exercise)\.toml")
 # What tells how an exercise is solved; its starter stands in for the overlay.
 _SOLUTION = re.compile(
     r"(stages/[^/]+/exercises/[^/]+)/(?:solution/(.+)|mutants\.toml)"
