@@ -35,7 +35,7 @@ Rows: TypeAlias = torch.Tensor | slice
 
 @dataclass
 class BatchSamplingArgs:
-    """What sampling needs of a batch of B; all None when every row is greedy.
+    """What sampling needs of a batch of B; no tensors if every row is greedy.
 
     temperatures: float32 [B], above 0; any in greedy rows.
     top_k: int64 [B], from 1 to the vocabulary's size, which is off.
