@@ -174,7 +174,8 @@ class Scheduler(SchedulerIOMixin):
             case StatusBackendMsg(uid=uid):
                 self.send_result([self.replies.status(uid, self)])
             case AbortBackendMsg(uid=uid):
-                self.replies.aborted += self._is_here(uid)
+                if self._is_here(uid):
+                    self.send_result(self.replies.abort(uid, self.config))
                 chunk = self.prefill_manager.abort_req(uid)
                 req = chunk or self.inflight.find(uid)
                 req = req or self.decode_manager.abort_req(uid)
