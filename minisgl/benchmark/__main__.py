@@ -12,7 +12,7 @@ from rich.console import Console
 
 from minisgl.benchmark.report import Report
 from minisgl.benchmark.shapes import SHAPES
-from minisgl.benchmark.workload import WORKLOADS, Workload
+from minisgl.benchmark.workload import QUEUES, WORKLOADS, Workload
 
 PROGRAM = "python -m minisgl.benchmark"
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -30,13 +30,21 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", help="A setting, as page_size=16; repeatable."),
 ]
-Kind = Annotated[str, typer.Option(help=f"{' or '.join(WORKLOADS)}.")]
+Kind = Annotated[
+    str, typer.Option(help=f"{' or '.join(WORKLOADS)}: a size of the load.")
+]
 Requests = Annotated[int | None, typer.Option(help="How many.")]
 Shortest = Annotated[int | None, typer.Option(help="Tokens, at least.")]
 Longest = Annotated[int | None, typer.Option(help="Tokens, at most.")]
 Peer = Annotated[
     list[str] | None,
     typer.Option(help="static, continuous or one-by-one; repeatable."),
+]
+Shared = Annotated[
+    int | None, typer.Option(help="Tokens with which every prompt begins.")
+]
+Long = Annotated[
+    int | None, typer.Option(help="Further tokens of every eighth prompt.")
 ]
 Rounds = Annotated[int, typer.Option(min=1, help="Each with new prompts.")]
 Out = Annotated[
@@ -57,22 +65,24 @@ def finish(report: Report, paths: list[Path] | None) -> None:
         report.write(path)
 
 
-def find_workload(name: str, **changes: Any) -> Workload:
+def choose(
+    known: dict[str, Workload], name: str, **changes: int | None
+) -> Workload:
     """A known workload; changes that are None change nothing.
 
     Raises:
         ValueError: it is not known, or a change is out of range.
     """
-    if name not in WORKLOADS:
-        known = ", ".join(WORKLOADS)
-        raise ValueError(f"no workload is called {name!r}; known: {known}")
-    wanted = {k: v for k, v in changes.items() if v is not None}
-    return replace(WORKLOADS[name], **wanted)
+    if name not in known:
+        names = ", ".join(known)
+        raise ValueError(f"no workload is called {name!r}; known: {names}")
+    wanted: dict[str, Any] = {k: v for k, v in changes.items() if v is not None}
+    return replace(known[name], **wanted)
 
 
 @app.callback()
 def _all() -> None:
-    """Measure our engine offline, or what each of its parts is worth."""
+    """Measure our engine, each of its parts, or any server."""
 
 
 @app.command()
@@ -94,14 +104,115 @@ def offline(
     from minisgl.benchmark.offline import measure_offline
     from minisgl.benchmark.subject import open_subject, parse_settings
 
-    work = find_workload(
-        workload, requests=requests, shortest=shortest, longest=longest
+    work = choose(
+        WORKLOADS,
+        workload,
+        requests=requests,
+        shortest=shortest,
+        longest=longest,
     )
-    chosen: dict[str, Any] = {"dtype": dtype, "device": device}
-    chosen["settings"] = parse_settings(settings or ())
-    with open_subject(model, shape, **chosen) as subject:
+    given = parse_settings(settings or ())
+    with open_subject(model, shape, dtype, device, given) as subject:
         report = measure_offline(subject, work, peer or (), rounds, say)
     finish(report, out)
+
+
+@app.command()
+def ablation(
+    model: Model = None,
+    shape: Shape = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    settings: Set = None,
+    workload: Kind = "gpu",
+    requests: Requests = None,
+    shortest: Shortest = None,
+    longest: Longest = None,
+    shared: Shared = None,
+    long: Long = None,
+    rounds: Rounds = 3,
+    out: Out = None,
+) -> None:
+    """What each part of the engine is worth: one at a time is switched off."""
+    from minisgl.benchmark.ablation import measure_ablation
+    from minisgl.benchmark.subject import open_subject, parse_settings
+
+    work = choose(
+        QUEUES,
+        workload,
+        requests=requests,
+        shortest=shortest,
+        longest=longest,
+        shared=shared,
+        long=long,
+    )
+    given = parse_settings(settings or ())
+    with open_subject(model, shape, dtype, device, given) as subject:
+        report = measure_ablation(subject, work, rounds, say)
+    finish(report, out)
+
+
+@app.command()
+def online(
+    url: Annotated[str, typer.Option(help="Up to and with /v1.")] = (
+        "http://127.0.0.1:1919/v1"
+    ),
+    rate: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Requests a second: a number, inf for all at once, or a share "
+            "like 80% of what was done a second with inf; repeatable."
+        ),
+    ] = None,
+    users: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="So many ask one after another; repeatable."),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Recorded traffic, a file of JSON lines."),
+    ] = None,
+    trace_kind: Annotated[str, typer.Option(help="mooncake or qwen.")] = (
+        "mooncake"
+    ),
+    scale: Annotated[
+        float, typer.Option(help="Multiplies the trace's times.")
+    ] = 1.0,
+    workload: Kind = "gpu",
+    requests: Requests = None,
+    shortest: Shortest = None,
+    longest: Longest = None,
+    shared: Shared = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            help="A folder or hub id, to make prompts of exact length."
+        ),
+    ] = None,
+    api_key: Annotated[
+        str, typer.Option(envvar="MINISGL_API_KEY", show_default=False)
+    ] = "none",
+    out: Out = None,
+) -> None:
+    """How long the clients of a server wait, at every rate that is named."""
+    from minisgl.benchmark.online import Plan, Rate, run_online
+
+    plan = Plan(
+        [Rate.parse(text) for text in rate or ()],
+        list(users or ()),
+        trace,
+        trace_kind,
+        scale,
+    )
+    work = choose(
+        WORKLOADS,
+        workload,
+        requests=requests,
+        shortest=shortest,
+        longest=longest,
+        shared=shared,
+    )
+    finish(run_online(url, api_key, work, plan, tokenizer, say), out)
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from minisgl.benchmark.peers import PEERS
 from minisgl.benchmark.report import Report, Value, machine
-from minisgl.benchmark.subject import Run, Subject
+from minisgl.benchmark.subject import WARM_UP, Run, Subject
 from minisgl.benchmark.workload import Request, Workload
 
 Way = Callable[[Sequence[Request]], Run]
@@ -37,7 +37,7 @@ class Contest:
     steps: int = 0
 
     def warm_up(self, requests: Sequence[Request]) -> None:
-        """Let each do what it does once only: compile, record, allocate."""
+        """Let each answer something that nobody times."""
         for name in self.ways:
             self._run(name, requests)
 
@@ -114,8 +114,8 @@ def measure_offline(
                 ways[name] = _bind(name, hf, work.temperature, at_once)
         contest = Contest(ways, say)
         vocab = llm.engine.sampler.vocab_size
-        few = replace(work, requests=min(4, work.requests))
-        contest.warm_up(few.draw(vocab, rounds))
+        few = replace(work, requests=min(WARM_UP, work.requests))
+        contest.warm_up(few.draw(vocab, -1))
         for number in range(rounds):
             contest.play(work.draw(vocab, number))
     setup = machine(subject.torch_device) | {

@@ -7,18 +7,21 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
 
 from minisgl.benchmark.shapes import shape_folder
-from minisgl.benchmark.workload import Request
+from minisgl.benchmark.workload import Request, Workload
 from minisgl.core import Context, SamplingParams, set_global_ctx
 from minisgl.llm import LLM
 from minisgl.message import DetokenizeMsg
 from minisgl.scheduler import SchedulerConfig
 from minisgl.utils import cached_load_hf_config, pick_device, resolve_dtype
+
+WARM_UP = 4
+"""Requests, which nobody times."""
 
 
 @dataclass
@@ -27,13 +30,15 @@ class Run:
 
     seconds: from the first request to the last token.
     answers: the ids of each answer; empty where a peer does not tell.
-    batches: for each batch when its tokens came, in seconds since the start,
-        and whose they are, by the number of the request; ours only.
+    batches: of our engine only: for each batch when its tokens came, in seconds
+        since the start, and whose they are.
+    hit_rate: of the prompts' tokens, the share that was in the prefix cache.
     """
 
     seconds: float
-    answers: list[list[int]] = field(default_factory=list)
+    answers: list[list[int]]
     batches: list[tuple[float, list[int]]] = field(default_factory=list)
+    hit_rate: float = 0.0
 
     def gaps(self) -> list[float]:
         """Seconds between the tokens of each answer, of all answers."""
@@ -57,7 +62,7 @@ class TimedLLM(LLM):
         super().offline_send_result(reply)
 
     def run(self, requests: Sequence[Request], temperature: float) -> Run:
-        """Answer them all at once.
+        """Answer them; all are there from the start.
 
         Raises:
             RuntimeError: a request has not got all its tokens.
@@ -67,18 +72,24 @@ class TimedLLM(LLM):
             for r in requests
         ]
         self.sent.clear()
-        first, begin = self._next_uid, time.perf_counter()
+        begin = time.perf_counter()
         made = self.generate([r.prompt for r in requests], params, False)
         seconds = time.perf_counter() - begin
         for want, got in zip(requests, made, strict=True):
             if len(got["token_ids"]) != want.output:
                 reason = got["error"] or f"ended with {got['finish_reason']}"
                 raise RuntimeError(f"a request was not answered: {reason}")
-        batches = [
-            (now - begin, [msg.uid - first for msg in reply])
-            for now, reply in self.sent
-        ]
-        return Run(seconds, [got["token_ids"] for got in made], batches)
+        batches = [(t - begin, [m.uid for m in msgs]) for t, msgs in self.sent]
+        cached = sum(
+            m.cached_tokens or 0 for _, msgs in self.sent for m in msgs
+        )
+        share = cached / sum(len(r.prompt) for r in requests)
+        return Run(seconds, [got["token_ids"] for got in made], batches, share)
+
+    def warm_up(self, work: Workload) -> None:
+        """Let it do what it does once only: compile, record, allocate."""
+        few = replace(work, requests=min(WARM_UP, work.requests))
+        self.run(few.draw(self.engine.sampler.vocab_size, -1), work.temperature)
 
 
 @dataclass(frozen=True)
@@ -143,7 +154,11 @@ class Subject:
 
 @contextmanager
 def open_subject(
-    model: str | None, shape: str | None, **rest: Any
+    model: str | None,
+    shape: str | None,
+    dtype: str = "auto",
+    device: str = "auto",
+    settings: dict[str, Any] | None = None,
 ) -> Iterator[Subject]:
     """The subject for a model or for a shape, of which exactly one is named.
 
@@ -153,11 +168,11 @@ def open_subject(
     if (model is None) == (shape is None):
         raise ValueError("name either a --model or a --shape")
     if model is not None:
-        yield Subject(model, **rest)
+        yield Subject(model, False, dtype, device, settings or {})
         return
     assert shape is not None
     with shape_folder(shape) as folder:
-        yield Subject(str(folder), random=True, **rest)
+        yield Subject(str(folder), True, dtype, device, settings or {})
 
 
 def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:

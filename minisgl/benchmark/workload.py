@@ -7,6 +7,7 @@ from random import Random
 
 LARGEST_ID = 10_000
 """Prompts use ids up to this one, or fewer if the vocabulary is smaller."""
+EIGHTH = 8
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Workload:
     requests: how many.
     shortest, longest: tokens of a prompt, and of an answer.
     shared: further tokens that come first in every prompt.
+    long: further tokens that every eighth prompt has at its end.
     temperature: of the sampling; 0 is greedy.
 
     Raises:
@@ -34,6 +36,7 @@ class Workload:
     shortest: int
     longest: int
     shared: int = 0
+    long: int = 0
     temperature: float = 0.0
 
     def __post_init__(self) -> None:
@@ -44,8 +47,8 @@ class Workload:
                 "lengths go from shortest to longest, at least 1, not from "
                 f"{self.shortest} to {self.longest}"
             )
-        if self.shared < 0:
-            raise ValueError("shared must be at least 0")
+        if self.shared < 0 or self.long < 0:
+            raise ValueError("shared and long must be at least 0")
 
     def draw(self, vocab: int, number: int = 0) -> list[Request]:
         """The requests of a round.
@@ -69,16 +72,13 @@ class Workload:
             rng = Random(number)
             prompts = [[rng.randint(0, last) for _ in p] for p in prompts]
         first = [rng.randint(0, last) for _ in range(self.shared)]
+        for prompt in prompts[EIGHTH - 1 :: EIGHTH]:
+            prompt += [rng.randint(0, last) for _ in range(self.long)]
         pairs = zip(prompts, outputs, strict=True)
         return [Request(first + prompt, output) for prompt, output in pairs]
 
     def _length(self, rng: Random) -> int:
         return rng.randint(self.shortest, self.longest)
-
-    @property
-    def longest_request(self) -> int:
-        """Tokens that the longest one may have, prompt and answer."""
-        return self.shared + 2 * self.longest
 
 
 WORKLOADS = {
@@ -86,3 +86,10 @@ WORKLOADS = {
     "cpu": Workload(64, 16, 256),
 }
 """By name: that of the reference numbers on a GPU, and one that a CPU bears."""
+
+QUEUES = {
+    "gpu": Workload(256, 100, 1024, shared=512, long=8192),
+    "cpu": Workload(32, 16, 64, shared=128, long=512),
+}
+"""The same for more requests than run at once, of which some have long prompts
+and all begin alike: every part of the engine has something to do."""
