@@ -106,7 +106,11 @@ def write_shape(folder: Path, config: dict[str, Any]) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        # Its words and nothing else, so that a prompt has a known length.
+        "chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}",
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 

@@ -65,7 +65,7 @@ class TimedLLM(LLM):
         """Answer them; all are there from the start.
 
         Raises:
-            RuntimeError: a request has not got all its tokens.
+            ValueError: a request cannot get all its tokens here.
         """
         params = [
             SamplingParams(temperature, ignore_eos=True, max_tokens=r.output)
@@ -78,7 +78,7 @@ class TimedLLM(LLM):
         for want, got in zip(requests, made, strict=True):
             if len(got["token_ids"]) != want.output:
                 reason = got["error"] or f"ended with {got['finish_reason']}"
-                raise RuntimeError(f"a request was not answered: {reason}")
+                raise ValueError(f"a request was not answered: {reason}")
         batches = [(t - begin, [m.uid for m in msgs]) for t, msgs in self.sent]
         cached = sum(
             m.cached_tokens or 0 for _, msgs in self.sent for m in msgs
