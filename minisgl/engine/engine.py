@@ -7,7 +7,11 @@ from typing import NamedTuple
 
 import torch
 
-from minisgl.attention import create_attention_backend
+from minisgl.attention import (
+    Demand,
+    choose_attn_backend,
+    create_attention_backend,
+)
 from minisgl.core import Batch, Context, set_global_ctx
 from minisgl.engine.config import EngineConfig
 from minisgl.engine.sample import BatchSamplingArgs, Sampler
@@ -53,6 +57,13 @@ class Engine:
             raise ValueError("a model over several ranks is not supported")
         self.device = pick_device(config.device)
         self.dtype = resolve_dtype(config.dtype, config.hf_config)
+        # A backend that cannot serve is refused before anything is loaded.
+        attn_backend = choose_attn_backend(
+            config.attention_backend,
+            Demand(
+                config.model_config, config.page_size, self.dtype, self.device
+            ),
+        )
         self.stream = new_stream(self.device)
         self.max_seq_len = config.max_seq_len
         self.ctx = Context(config.page_size)
@@ -77,12 +88,13 @@ class Engine:
         )
         self.ctx.page_table = self.page_table
         self.attn_backend = create_attention_backend(
-            config.attention_backend, config.model_config
+            attn_backend, config.model_config
         )
         self.ctx.attn_backend = self.attn_backend
         self.sampler = Sampler(self.device, config.model_config.vocab_size)
         logger.debug(
-            f"{self.num_pages} pages of {config.page_size} on {self.device}"
+            f"{self.num_pages} pages of {config.page_size} on {self.device}, "
+            f"attention by {attn_backend}"
         )
 
     def _load_model(self, config: EngineConfig) -> BaseLLMModel:

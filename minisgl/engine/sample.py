@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 import torch
 
 from minisgl.core import Batch
+from minisgl.engine.gpu_sample import sample_on_gpu
+from minisgl.layers.gpu_ops import flashinfer_on
 from minisgl.utils.device import to_device
 
 FAILED_TOKEN = -1
@@ -58,6 +60,11 @@ def sample_impl(
     number in [0, 1) decides a row, so that a row's draw is its own affair.
     top_p counts what top_k left as the whole. Returns int64 [B].
     """
+    if uniforms is None:
+        uniforms = torch.rand(len(logits), device=logits.device)
+    if (library := flashinfer_on(logits.device)) is not None:
+        limits = (top_k, top_p, min_p)
+        return sample_on_gpu(library, logits, temperatures, *limits, uniforms)
     # Likeliest first, ties by id: each limit keeps the head of a row.
     scores, ids = logits.float().sort(dim=-1, descending=True, stable=True)
     # None is above 0: the coldest row may overflow to -inf, never to NaN.
@@ -75,8 +82,6 @@ def sample_impl(
     if min_p is not None:
         keep &= probs >= min_p.unsqueeze(1) * probs[:, :1]
     last = (keep.sum(-1, keepdim=True) - 1).clamp(min=0)
-    if uniforms is None:
-        uniforms = torch.rand(len(probs), device=probs.device)
     wanted = uniforms.unsqueeze(1) * edges.gather(1, last)
     place = torch.searchsorted(edges, wanted, right=True)
     # Rounding may point past the last token that was kept.
