@@ -18,9 +18,11 @@ TREE := $(shell git rev-parse HEAD^{tree} 2>/dev/null)
 MADE := $(MODELS)/.made-$(shell cat $(wildcard tools/zoo/*.py) /dev/null | \
 	cksum | cut -d' ' -f1)
 SMOLLM2 := $(MODELS)/smollm2-135m/config.json
+# Not --quiet: it hides the warnings from --strict as well.
 mkdocs = NO_MKDOCS_2_WARNING=1 BOOK_REPO_URL=$(BOOK_REPO_URL) \
 	BOOK_EDIT_URI=$(if $(BOOK_REPO_URL),edit/main/docs/$(1)/) \
-	$(PY) -m mkdocs build --quiet --strict
+	$(PY) -m mkdocs build --strict -f $(2) > .cache/book.log 2>&1 \
+	|| { cat .cache/book.log; exit 1; }
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test test-full book serve-book lint clean smollm2
@@ -59,7 +61,7 @@ $(STAMPS)/tags-$(TREE): | $(INSTALLED)
 	@test -z "$(TREE)" -o -e stages/TAG.md || $(PY) tools/steps.py tag
 	@touch $@
 
-run: setup ## Answer a question with the newest engine (ARGS="--prompt ...")
+run: setup ## Serve a model and print a curl command (ARGS="--prompt ..." answers once)
 	@$(PY) tools/run.py $(ARGS)
 
 test: setup ## Every check: stages, types, unit tests, the book
@@ -69,8 +71,9 @@ test-full: setup ## The same, with mutants, long stress runs and all
 	@$(PY) tools/check.py --full $(ARGS)
 
 book: setup ## Build the book, English and Chinese, into site/
-	@$(call mkdocs,en) -f mkdocs.yml
-	@$(call mkdocs,zh) -f mkdocs.zh.yml
+	@mkdir -p .cache
+	@$(call mkdocs,en,mkdocs.yml)
+	@$(call mkdocs,zh,mkdocs.zh.yml)
 	@echo "book: built in site/; make serve-book shows it"
 
 serve-book: book ## Serve the built book on http://127.0.0.1:8000

@@ -86,6 +86,23 @@ def test_a_fault_that_is_back_turns_its_test_red(number, verdicts):
     assert "1 failed" in output
 
 
+@pytest.mark.parametrize("number", REASONS)
+def test_the_book_shows_what_the_command_prints(number, verdicts):
+    fault = reverts.find(ROOT, number)
+    shown = (ROOT / f"docs/outputs/revert-{number}.txt").read_text("utf-8")
+    expected = [
+        f"$ python tools/steps.py revert {number}",
+        f"fault {number}: {fault.sentence}",
+        f"without it: {fault.test} is green",
+        *reverts.reason(verdicts[number][3]).splitlines(),
+        f"with it: {fault.test} is red",
+        f"the copy with the fault: .cache/revert-{number}",
+    ]
+    # Which broadcast came first depends on the machine.
+    shown = re.sub(r"\[(\d+, ){2}\d+\]", "[...]", shown).splitlines()
+    assert [re.sub(r"\[(\d+, ){2}\d+\]", "[...]", e) for e in expected] == shown
+
+
 def test_every_patch_has_a_reason_and_its_own_test():
     faults = reverts.faults(ROOT)
     assert [fault.number for fault in faults] == [*REASONS]

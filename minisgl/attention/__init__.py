@@ -1,28 +1,39 @@
-"""Attention backends by name."""
+"""Attention backends by name; the names alone do not load torch."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from minisgl.attention.base import (
-    BaseAttnBackend,
-    BaseAttnMetadata,
-    HybridBackend,
-)
-from minisgl.attention.choice import Demand, choose_attn_backend
-from minisgl.core import get_global_ctx
-from minisgl.models import ModelConfig
 from minisgl.utils import Registry
+from minisgl.utils.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from minisgl.attention.base import (
+        BaseAttnBackend,
+        BaseAttnMetadata,
+        HybridBackend,
+    )
+    from minisgl.attention.choice import Demand, choose_attn_backend
+    from minisgl.models import ModelConfig
 
 __all__ = [
     "SUPPORTED_ATTENTION_BACKENDS",
     "BaseAttnBackend",
     "BaseAttnMetadata",
     "Demand",
+    "HybridBackend",
     "choose_attn_backend",
     "create_attention_backend",
     "validate_attn_backend",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "base": ["BaseAttnBackend", "BaseAttnMetadata", "HybridBackend"],
+        "choice": ["Demand", "choose_attn_backend"],
+    },
+)
 
 
 class BackendCreator(Protocol):
@@ -79,6 +90,10 @@ def create_attention_backend(
     Raises:
         ValueError: it cannot serve this model, pool or device.
     """
+    from minisgl.attention.base import HybridBackend
+    from minisgl.attention.choice import Demand, choose_attn_backend
+    from minisgl.core import get_global_ctx
+
     ctx = get_global_ctx()
     pool = ctx.kv_cache
     demand = Demand(config, ctx.page_size, pool.dtype, pool.device)

@@ -93,8 +93,9 @@ class PrefillAdder:
         self.reserved_size += total - self._round(cached_len)
         self.token_budget -= length - cached_len
         row = self.table_manager.token_pool[table_idx]
-        new = to_device(ids[cached_len:], row.dtype, row.device)
-        row[cached_len:length] = new
+        # A row holds the whole text, so of a new request also what is cached.
+        first = 0 if pending_req.chunked_req is None else cached_len
+        row[first:length] = to_device(ids[first:], row.dtype, row.device)
         return req_class(
             input_ids=ids,
             table_idx=table_idx,
@@ -140,6 +141,7 @@ class PrefillManager:
         return Batch(reqs=reqs, phase="prefill")
 
     def _yields_to_decode(self) -> bool:
+        """Whether this step is left to the running requests; changes nothing."""
         limit = self.prefills_in_a_row
         return 0 < limit <= self._in_a_row and self.decode_manager.runnable
 

@@ -112,7 +112,7 @@ def test_a_tag_tree_skips_what_it_cannot_hold(tmp_path):
     (tmp_path / "stages").mkdir()
     (tmp_path / TAG_NOTE).touch()
     skipped = [row.name for row in rows.rows(tmp_path) if row.skip]
-    assert skipped == ["links", "docs", "tags"]
+    assert skipped == ["links", "docs", "tags", "exercises"]
     (tmp_path / TAG_NOTE).unlink()
     assert [row.name for row in rows.rows(tmp_path) if row.skip] == [
         "tags"

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tools.steplib.book import PACKAGE, Book, ManifestError
+from tools.steplib.book import PACKAGE, ROOT, Book, ManifestError
 
 Which = Annotated[
     str, typer.Argument(help="A chapter: 9, ch09 or its folder name.")
@@ -98,6 +98,9 @@ def revert(
         Path | None,
         typer.Argument(metavar="[DIR]", help="Default: .cache/revert-K."),
     ] = None,
+    log: Annotated[
+        bool, typer.Option("--log", help="Print all that pytest prints.")
+    ] = False,
 ) -> None:
     """Bring fault K of upstream back in a copy and watch its test go red."""
     from tools.steplib import reverts
@@ -112,9 +115,10 @@ def revert(
     typer.echo(f"without it: {fault.test} is green")
     reverts.apply(fault, dest)
     green, output = reverts.run_test(book, fault, dest)
-    typer.echo(output.rstrip())
+    typer.echo(output.rstrip() if log else reverts.reason(output))
     typer.echo(f"with it: {fault.test} is {'STILL GREEN' if green else 'red'}")
-    typer.echo(f"the copy with the fault: {dest}")
+    near = dest.relative_to(ROOT) if dest.is_relative_to(ROOT) else dest
+    typer.echo(f"the copy with the fault: {near}")
     if green:
         raise typer.Exit(1)
 

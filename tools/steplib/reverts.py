@@ -123,6 +123,20 @@ def apply(fault: Fault, dest: Path) -> None:
         )
 
 
+def reason(output: str) -> str:
+    """What a test that failed has seen: the lines that pytest marks with an E."""
+    found = [
+        line[1:].strip()
+        for line in output.splitlines()
+        if line.startswith("E  ")
+    ]
+    # Below the message stands the comparison taken apart, which says it again.
+    cut = [n for n, line in enumerate(found) if line.startswith("assert ")]
+    return "\n".join(
+        f"    {line}" for line in found[: min(cut, default=len(found))]
+    )
+
+
 def run_test(book: Book, fault: Fault, dest: Path) -> tuple[bool, str]:
     """Run the fault's test on the copy; (passed, output).
 

@@ -28,7 +28,8 @@ def rows(root: Path, full: bool = False) -> list[Row]:
     """Every row in the order of running; the test runner comes last."""
     python = sys.executable
     steps = (python, "tools/steps.py")
-    mkdocs = (python, "-m", "mkdocs", "build", "--quiet", "--strict")
+    # Not --quiet: it hides the warnings from --strict as well.
+    mkdocs = (python, "-m", "mkdocs", "build", "--strict")
     extra = ("--full",) if full else ()
     return [
         Row(
@@ -62,6 +63,12 @@ def rows(root: Path, full: bool = False) -> list[Row]:
             slow=True,
         ),
         Row("stages", ((*steps, "check", *extra),), slow=True),
+        Row(
+            "exercises",
+            ((*steps, "exercises", "--check"),),
+            skip=_no_solutions(root),
+            slow=True,
+        ),
         Row("pytest"),
     ]
 
@@ -71,6 +78,11 @@ def _no_book(root: Path) -> str:
     return (
         "a tag's own tree holds part of the book" if is_tag_tree(root) else ""
     )
+
+
+def _no_solutions(root: Path) -> str:
+    """Why no exercise is proven here, empty if they are."""
+    return "a tag's own tree holds no solutions" if is_tag_tree(root) else ""
 
 
 def _no_tags(root: Path) -> str:
