@@ -41,3 +41,29 @@ class BaseAttnBackend(ABC):
     @abstractmethod
     def prepare_metadata(self, batch: Batch) -> None:
         """Set `batch.attn_metadata`; the page table is already filled."""
+
+
+class HybridBackend(BaseAttnBackend):
+    """One backend for prefill batches, another one for decode batches."""
+
+    def __init__(
+        self, prefill_backend: BaseAttnBackend, decode_backend: BaseAttnBackend
+    ) -> None:
+        self.prefill_backend = prefill_backend
+        self.decode_backend = decode_backend
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer_id: int,
+        batch: Batch,
+    ) -> torch.Tensor:
+        return self._of(batch).forward(q, k, v, layer_id, batch)
+
+    def prepare_metadata(self, batch: Batch) -> None:
+        self._of(batch).prepare_metadata(batch)
+
+    def _of(self, batch: Batch) -> BaseAttnBackend:
+        return self.prefill_backend if batch.is_prefill else self.decode_backend

@@ -10,7 +10,11 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from minisgl.attention import create_attention_backend
+from minisgl.attention import (
+    Demand,
+    choose_attn_backend,
+    create_attention_backend,
+)
 from minisgl.core import Batch, Context, set_global_ctx
 from minisgl.distributed import (
     DistributedCommunicator,
@@ -68,6 +72,11 @@ class Engine:
         local = local_config(config.model_config, config.tp_info.size)
         self.device = _device_of_rank(config)
         self.dtype = resolve_dtype(config.dtype, config.hf_config)
+        # A backend that cannot serve is refused before anything is loaded.
+        attn_backend = choose_attn_backend(
+            config.attention_backend,
+            Demand(local, config.page_size, self.dtype, self.device),
+        )
         self.stream = new_stream(self.device)
         self.max_seq_len = config.max_seq_len
         self.ctx = Context(config.page_size)
@@ -92,9 +101,7 @@ class Engine:
             device=self.device,
         )
         self.ctx.page_table = self.page_table
-        self.attn_backend = create_attention_backend(
-            config.attention_backend, local
-        )
+        self.attn_backend = create_attention_backend(attn_backend, local)
         self.ctx.attn_backend = self.attn_backend
         # Ranks draw for themselves, so they must draw the same numbers.
         seed = self._from_rank0(random.SystemRandom().getrandbits(62))
@@ -102,7 +109,8 @@ class Engine:
         self.sampler = Sampler(self.device, vocab_size, seed)
         self._comm = DistributedCommunicator()
         logger.debug(
-            f"{self.num_pages} pages of {config.page_size} on {self.device}"
+            f"{self.num_pages} pages of {config.page_size} on {self.device}, "
+            f"attention by {attn_backend}"
         )
 
     def _init_communication(

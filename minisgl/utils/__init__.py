@@ -8,6 +8,11 @@ from typing import TYPE_CHECKING
 from minisgl.utils.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from minisgl.utils.arch import (
+        is_arch_supported,
+        is_sm90_supported,
+        is_sm100_supported,
+    )
     from minisgl.utils.device import pick_device
     from minisgl.utils.hf import (
         cached_load_hf_config,
@@ -43,6 +48,9 @@ __all__ = [
     "div_even",
     "download_hf_weight",
     "init_logger",
+    "is_arch_supported",
+    "is_sm90_supported",
+    "is_sm100_supported",
     "load_eos_token_ids",
     "load_tokenizer",
     "pick_device",
@@ -53,6 +61,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
+        "arch": [name for name in __all__ if name.startswith("is_")],
         "device": ["pick_device"],
         "hf": [
             "cached_load_hf_config",
