@@ -42,6 +42,25 @@ class BaseAttnBackend(ABC):
     def prepare_metadata(self, batch: Batch) -> None:
         """Set `batch.attn_metadata`; the page table is already filled."""
 
+    @property
+    def pads_to_context(self) -> bool:
+        """Whether recorded steps attend over the whole context, as long as it
+        may be: right, and mostly not worth it."""
+        return False
+
+    @abstractmethod
+    def init_capture_graph(self, max_seq_len: int, bs_list: list[int]) -> None:
+        """Make what recorded decode steps read: up to that many tokens a
+        request, batches of these sizes."""
+
+    @abstractmethod
+    def prepare_for_capture(self, batch: Batch) -> None:
+        """Set metadata of a decode batch that lies where it will always lie."""
+
+    @abstractmethod
+    def prepare_for_replay(self, batch: Batch) -> None:
+        """Put the metadata of a padded batch there."""
+
 
 class HybridBackend(BaseAttnBackend):
     """One backend for prefill batches, another one for decode batches."""
@@ -64,6 +83,19 @@ class HybridBackend(BaseAttnBackend):
 
     def prepare_metadata(self, batch: Batch) -> None:
         self._of(batch).prepare_metadata(batch)
+
+    @property
+    def pads_to_context(self) -> bool:
+        return self.decode_backend.pads_to_context
+
+    def init_capture_graph(self, max_seq_len: int, bs_list: list[int]) -> None:
+        self.decode_backend.init_capture_graph(max_seq_len, bs_list)
+
+    def prepare_for_capture(self, batch: Batch) -> None:
+        self.decode_backend.prepare_for_capture(batch)
+
+    def prepare_for_replay(self, batch: Batch) -> None:
+        self.decode_backend.prepare_for_replay(batch)
 
     def _of(self, batch: Batch) -> BaseAttnBackend:
         return self.prefill_backend if batch.is_prefill else self.decode_backend

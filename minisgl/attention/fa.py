@@ -11,9 +11,10 @@ import torch.nn.functional as F
 
 from minisgl.attention.base import BaseAttnBackend, BaseAttnMetadata
 from minisgl.attention.choice import Demand
+from minisgl.attention.utils import BaseCaptureData
 from minisgl.core import Batch, get_global_ctx
 from minisgl.models import ModelConfig
-from minisgl.utils import is_sm90_supported, is_sm100_supported
+from minisgl.utils import div_ceil, is_sm90_supported, is_sm100_supported
 from minisgl.utils.device import to_device
 from minisgl.utils.libraries import MissingLibrary, has_library, load_library
 
@@ -83,6 +84,11 @@ class FAMetadata(BaseAttnMetadata):
         return self.cu_seqlens_q[1 : 1 + bs] - 1
 
 
+@dataclass
+class FACaptureData(BaseCaptureData):
+    """flash-attn needs nothing more; its table has an entry a page."""
+
+
 class FlashAttentionBackend(BaseAttnBackend):
     """FlashAttention (Dao, arXiv:2307.08691; Shah et al., arXiv:2407.08608)."""
 
@@ -92,7 +98,7 @@ class FlashAttentionBackend(BaseAttnBackend):
         self.version, self._library = find_library()
 
     def prepare_metadata(self, batch: Batch) -> None:
-        reqs, page_size = batch.reqs, self._ctx.page_size
+        reqs, page_size = batch.padded_reqs, self._ctx.page_size
         table = self._ctx.page_table
         lengths = torch.tensor([req.device_len for req in reqs])
         new = torch.tensor([req.extend_len for req in reqs])
@@ -127,6 +133,33 @@ class FlashAttentionBackend(BaseAttnBackend):
         attend = _attend_v3 if self.version == 3 else _attend_v2
         keys, values = pool.k_cache(layer_id), pool.v_cache(layer_id)
         return attend(self._library, q, keys, values, metadata)
+
+    def init_capture_graph(self, max_seq_len: int, bs_list: list[int]) -> None:
+        pages = div_ceil(max_seq_len, self._ctx.page_size)
+        self._max_seq_len = pages * self._ctx.page_size
+        self._capture = FACaptureData.create(
+            max(bs_list), pages, self._ctx.page_table.device
+        )
+
+    def prepare_for_capture(self, batch: Batch) -> None:
+        size, capture = batch.padded_size, self._capture
+        batch.attn_metadata = FAMetadata(
+            cu_seqlens_k=capture.cu_seqlens_k[: size + 1],  # prefill's
+            cu_seqlens_q=capture.cu_seqlens_q[: size + 1],
+            cache_seqlens=capture.seq_lens[:size],
+            # The host's numbers become constants: the longest there can be.
+            max_seqlen_k=self._max_seq_len,
+            max_seqlen_q=1,
+            page_table=capture.page_table[:size],
+        )
+
+    def prepare_for_replay(self, batch: Batch) -> None:
+        size, capture = batch.padded_size, self._capture
+        metadata = batch.attn_metadata
+        assert isinstance(metadata, FAMetadata)
+        capture.seq_lens[:size] = metadata.cache_seqlens
+        pages = metadata.page_table.shape[1]
+        capture.page_table[:size, :pages] = metadata.page_table
 
 
 def _attend_v3(

@@ -11,8 +11,10 @@ import torch.nn.functional as F
 
 from minisgl.attention.base import BaseAttnBackend, BaseAttnMetadata
 from minisgl.attention.choice import Demand
+from minisgl.attention.utils import BaseCaptureData
 from minisgl.core import Batch, get_global_ctx
 from minisgl.models import ModelConfig
+from minisgl.utils import div_ceil
 from minisgl.utils.device import new_event, to_device
 from minisgl.utils.libraries import MissingLibrary, load_library
 
@@ -20,10 +22,14 @@ if TYPE_CHECKING:
     from flashinfer import (
         BatchDecodeWithPagedKVCacheWrapper,
         BatchPrefillWithPagedKVCacheWrapper,
+        CUDAGraphBatchDecodeWithPagedKVCacheWrapper,
     )
 
 _WORKSPACE_BYTES = 128 << 20
 """Room for partial results of long sequences that several blocks share."""
+
+_PLAN_BYTES = 8 << 20
+"""Room for the plan of a recorded batch, as much as FlashInfer takes itself."""
 
 _HEAD_DIMS = (64, 128, 256)
 
@@ -73,6 +79,21 @@ class FIMetadata(BaseAttnMetadata):
         return self.cu_seqlens_q_gpu[1 : 1 + bs] - 1
 
 
+@dataclass
+class FICaptureData(BaseCaptureData):
+    """The tensors of `BaseCaptureData` in FlashInfer's words."""
+
+    @property
+    def one_tensor(self) -> torch.Tensor:
+        """int32 [max_bs], tokens of the last pages; 1 until something else is."""
+        return self.seq_lens
+
+    @property
+    def indices(self) -> torch.Tensor:
+        """int32 [entries], the pages of all requests in turn."""
+        return self.page_table.flatten()
+
+
 class FlashInferBackend(BaseAttnBackend):
     """FlashInfer's kernels (Ye et al., arXiv:2501.01005), any page size."""
 
@@ -112,7 +133,7 @@ class FlashInferBackend(BaseAttnBackend):
         return self._qo_heads // self._kv_heads >= 4
 
     def prepare_metadata(self, batch: Batch) -> None:
-        reqs, page_size = batch.reqs, self._ctx.page_size
+        reqs, page_size = batch.padded_reqs, self._ctx.page_size
         table = self._ctx.page_table
         lengths = torch.tensor([req.device_len for req in reqs])
         new = torch.tensor([req.extend_len for req in reqs])
@@ -151,6 +172,47 @@ class FlashInferBackend(BaseAttnBackend):
         cache = (pool.k_cache(layer_id), pool.v_cache(layer_id))
         out: torch.Tensor = metadata.wrapper.run(q, cache)
         return out
+
+    def init_capture_graph(self, max_seq_len: int, bs_list: list[int]) -> None:
+        device = self._ctx.page_table.device
+        pages = div_ceil(max_seq_len, self._ctx.page_size)
+        self._capture = FICaptureData.create(max(bs_list), pages, device)
+        # A plan is read before the next one is written: one place for all.
+        self._graph_plans = torch.zeros(
+            _PLAN_BYTES, dtype=torch.uint8, device=device
+        )
+        self._graph_wrappers: dict[
+            int, CUDAGraphBatchDecodeWithPagedKVCacheWrapper
+        ] = {}
+
+    def prepare_for_capture(self, batch: Batch) -> None:
+        from flashinfer import CUDAGraphBatchDecodeWithPagedKVCacheWrapper
+
+        size, capture = batch.padded_size, self._capture
+        wrapper = CUDAGraphBatchDecodeWithPagedKVCacheWrapper(
+            self.float_workspace_buffer,
+            capture.cu_seqlens_k[: size + 1],
+            capture.indices,
+            capture.one_tensor[:size],
+            "NHD",
+            use_tensor_cores=self.use_tensor_cores,
+        )
+        wrapper.reset_workspace_buffer(
+            self.float_workspace_buffer, self._graph_plans
+        )
+        self._graph_wrappers[size] = wrapper
+        self.prepare_metadata(batch)
+        self.prepare_for_replay(batch)
+        assert isinstance(batch.attn_metadata, FIMetadata)
+        cu_seqlens_q = capture.cu_seqlens_q[: size + 1]
+        batch.attn_metadata.cu_seqlens_q_gpu = cu_seqlens_q
+
+    def prepare_for_replay(self, batch: Batch) -> None:
+        metadata = batch.attn_metadata
+        assert isinstance(metadata, FIMetadata)
+        metadata.wrapper = self._graph_wrappers[batch.padded_size]
+        # The plan copies the metadata into the wrapper's fixed tensors.
+        self._initialize_metadata_once(metadata)
 
     def _initialize_metadata_once(self, metadata: FIMetadata) -> None:
         """Plan a batch in its first layer.

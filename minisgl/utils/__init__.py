@@ -31,7 +31,11 @@ if TYPE_CHECKING:
         ZmqSubQueue,
     )
     from minisgl.utils.registry import Registry
-    from minisgl.utils.torch_utils import resolve_dtype, torch_dtype
+    from minisgl.utils.torch_utils import (
+        nvtx_annotate,
+        resolve_dtype,
+        torch_dtype,
+    )
 
 __all__ = [
     "Registry",
@@ -53,6 +57,7 @@ __all__ = [
     "is_sm100_supported",
     "load_eos_token_ids",
     "load_tokenizer",
+    "nvtx_annotate",
     "pick_device",
     "resolve_dtype",
     "torch_dtype",
@@ -73,6 +78,6 @@ __getattr__ = lazy_names(
         "misc": ["align_ceil", "align_down", "div_ceil", "div_even"],
         "mp": [name for name in __all__ if name.startswith("Zmq")],
         "registry": ["Registry"],
-        "torch_utils": ["resolve_dtype", "torch_dtype"],
+        "torch_utils": ["nvtx_annotate", "resolve_dtype", "torch_dtype"],
     },
 )

@@ -89,3 +89,80 @@ def plan_in_stream(say: Say) -> Canvas:
     c.box(350, 208, 82, 26, say("plan 2", "计划 2"), "amber", size=12)
     c.line(338, 158, 338, 236, dashed=True)
     return c
+
+
+@diagram("graph-replay")
+def graph_replay(say: Say) -> Canvas:
+    c = Canvas(
+        say(
+            "Launched one by one, small kernels wait for the host between them. "
+            "Replayed, they follow one another; the inputs are copied to the "
+            "places that the recording reads.",
+            "逐个启动时，小内核之间要等主机；重放时它们一个接一个。"
+            "输入先拷贝到录制时读取的位置。",
+        ),
+        height=306,
+    )
+    c.text(12, 20, say("launched", "逐个启动"), bold=True)
+    c.text(12, 48, say("host", "主机"), size=12)
+    c.text(12, 82, say("device", "设备"), size=12)
+    for at in range(6):
+        x = 70 + at * 60
+        c.box(x, 36, 50, 24, say("launch", "启动"), "blue", size=11)
+        c.box(x + 40, 70, 18, 24, "", "amber")
+        c.arrow(x + 46, 60, x + 48, 69)
+    c.text(12, 126, say("replayed", "重放"), bold=True)
+    c.text(12, 154, say("host", "主机"), size=12)
+    c.text(12, 188, say("device", "设备"), size=12)
+    c.box(70, 142, 50, 24, say("copy", "拷贝"), "blue", size=11)
+    c.box(124, 142, 50, 24, say("replay", "重放"), "blue", size=11)
+    c.box(112, 176, 18, 24, "", "green")
+    for at in range(6):
+        c.box(168 + at * 20, 176, 18, 24, "", "amber")
+    c.arrow(110, 166, 118, 175)
+    c.arrow(164, 166, 174, 175)
+    c.text(12, 236, say("batch", "批次"), size=12)
+    c.text(12, 280, say("buffer", "缓冲区"), size=12)
+    names = ["input_ids", "positions", "out_loc"]
+    for at, name in enumerate(names):
+        x = 70 + at * 88
+        c.box(x, 224, 80, 24, name, "plain", mono=True, size=12)
+        c.box(x, 268, 80, 24, name, "green", mono=True, size=12)
+        c.arrow(x + 40, 248, x + 40, 267)
+    c.arrow(326, 280, 352, 280)
+    c.box(356, 268, 76, 24, "logits", "green", mono=True, size=12)
+    return c
+
+
+@diagram("graph-padding")
+def graph_padding(say: Say) -> Canvas:
+    c = Canvas(
+        say(
+            "Three requests are filled up to a recorded size of four with a "
+            "dummy, whose row and page are outside of what is handed out.",
+            "三个请求用一个占位请求补到录制过的大小 4；"
+            "占位请求的行和页不在可分配的范围内。",
+        ),
+        height=232,
+    )
+    c.text(12, 20, say("recorded: 1 2 4 8", "已录制：1 2 4 8"), bold=True)
+    kinds = ["blue", "amber", "green", "grey"]
+    texts = ["A", "B", "C", say("dummy", "占位")]
+    for at, (text, kind) in enumerate(zip(texts, kinds, strict=True)):
+        c.box(70 + at * 84, 40, 76, 26, text, kind, dashed=kind == "grey")
+    c.text(12, 53, say("batch", "批次"), size=12)
+    c.text(12, 111, say("rows", "行"), size=12)
+    rows = ["2", "0", "1", "4"]
+    for at, (row, kind) in enumerate(zip(rows, kinds, strict=True)):
+        c.box(92 + at * 84, 98, 32, 26, row, kind, mono=True)
+        c.arrow(108 + at * 84, 66, 108 + at * 84, 97)
+    c.text(12, 169, say("pages", "页"), size=12)
+    owners = ["blue", "amber", "amber", "plain", "green", "plain", "plain"]
+    for at, kind in enumerate(owners):
+        c.box(70 + at * 36, 156, 34, 26, str(at), kind, mono=True)
+    c.box(362, 156, 40, 26, "7", "grey", mono=True, dashed=True)
+    c.arrow(376, 124, 382, 155)
+    c.line(340, 140, 340, 212, dashed=True)
+    c.text(70, 206, say("num_pages = 7", "num_pages = 7"), mono=True, size=12)
+    c.text(350, 206, say("one more", "多一页"), size=12)
+    return c
