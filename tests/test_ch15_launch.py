@@ -184,6 +184,7 @@ def test_what_is_missing_or_too_much(capsys):
     assert "spare" in refused(capsys, *MODEL, "spare")
 
 
+@pytest.mark.until("ch17", "then there are such backends")
 def test_c32_a_backend_for_gpus_only_is_not_here(capsys):
     line = refused(capsys, *MODEL, "--attention-backend", "fi")
     assert "'fi'" in line and "torch" in line
