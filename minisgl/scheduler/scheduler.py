@@ -218,6 +218,7 @@ class Scheduler(SchedulerIOMixin):
 
     def _prepare_batch(self, batch: Batch) -> ForwardInput:
         self.cache_manager.allocate_paged(batch.reqs)
+        self.engine.graph_runner.pad_batch(batch)
         tuples = make_inputs(batch, self.table_manager.page_table)
         self.engine.attn_backend.prepare_metadata(batch)
         sample_args = self.engine.sampler.prepare(batch)
