@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from minisgl.core import get_global_ctx
+from minisgl.kernel import indexing
 from minisgl.layers.base import BaseOP
 from minisgl.layers.linear import Multiply
 
@@ -18,7 +19,7 @@ class VocabParallelEmbedding(BaseOP):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """int [T] -> [T, embedding_dim]."""
-        return F.embedding(x, self.weight)
+        return indexing(self.weight, x)
 
 
 class ParallelLMHead(VocabParallelEmbedding):
