@@ -23,9 +23,14 @@ class LateStream(NullStream):
 
     def __init__(self) -> None:
         self.todo: list[Callable[[], object]] = []
+        self.running = False
 
     def run_one(self) -> None:
-        self.todo.pop(0)()
+        self.running = True
+        try:
+            self.todo.pop(0)()
+        finally:
+            self.running = False
 
     def synchronize(self) -> None:
         while self.todo:
@@ -58,11 +63,16 @@ class LatePool:
 
     def __getitem__(self, index: Any) -> torch.Tensor:
         found = self.pool[index]
-        if not isinstance(index, tuple):
+        # What a batch asks for while it runs is there.
+        if not isinstance(index, tuple) or self.stream.running:
             return found
         found.fill_(0)  # it is a copy, and holds nothing yet
         self.stream.todo.append(lambda: found.copy_(self.pool[index]))
         return found
+
+    @property
+    def device(self) -> torch.device:
+        return self.pool.device
 
     def __setitem__(self, index: Any, value: torch.Tensor) -> None:
         self.stream.todo.append(lambda: self.pool.__setitem__(index, value))

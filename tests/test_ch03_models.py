@@ -6,6 +6,7 @@ import logging
 import shutil
 from types import SimpleNamespace
 
+import huggingface_hub
 import pytest
 import torch
 from transformers import (
@@ -32,7 +33,6 @@ from minisgl.utils import (
     resolve_dtype,
     torch_dtype,
 )
-from minisgl.utils import hf as hf_module
 from tests.bare_model import last_logits, load_bare
 from tests.handmade import make_batch, make_req
 from tests.parity import assert_parity, model_under_test, prompts, reference
@@ -421,7 +421,7 @@ def test_a_folder_is_taken_as_it_is_and_a_wrong_name_is_said(monkeypatch):
             return "fetched"
         raise ConnectionError("no route")
 
-    monkeypatch.setattr(hf_module, "snapshot_download", fetch)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
     assert download_hf_weight("some/model") == "fetched"
     assert "*.safetensors" in asked[0][1] and "*.json" in asked[0][1]
     with pytest.raises(

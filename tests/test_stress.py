@@ -17,6 +17,7 @@ from minisgl.core import Batch, SamplingParams
 from minisgl.distributed import DistributedInfo
 from minisgl.message import AbortBackendMsg, UserMsg
 from minisgl.scheduler import Scheduler, SchedulerConfig
+from tests.driver import OFFLINE
 from tests.parity import RandomParity, Reference, model_under_test, reference
 
 CASES = int(os.environ.get("MINISGL_STRESS", "320"))
@@ -79,6 +80,7 @@ class Case:
             cache_type=self.rng.choice(["radix", "naive"]),
             prefills_in_a_row=self.rng.choice([0, 1, 3]),
             overlap=self.rng.random() < 0.7,
+            **OFFLINE,
         )
         self.scheduler = Scheduler(config)
         self.scheduler.engine.sampler.processors.append(self._fail)
@@ -139,7 +141,7 @@ class Case:
             client = self.clients[msg.uid]
             assert not client.aborted, "a token after the abort"
             assert client.reason is None, "a token after the end"
-            if msg.finish_reason != "error":
+            if msg.next_token >= 0:
                 client.ids.append(msg.next_token)
             client.reason = msg.finish_reason
 

@@ -1,8 +1,12 @@
-"""Answer one question with the newest engine of this checkout: `make run`."""
+"""Serve a model with the newest engine of this checkout: `make run`.
+
+Before there is a server, or with --prompt, one question is answered.
+"""
 
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 import time
@@ -26,6 +30,8 @@ QUESTION = "What is the capital of France?"
 MODEL = "smollm2-135m"
 FALLBACK = "qwen3-tiny"
 LLM = "llm/llm.py"
+SERVER = "server/launch.py"
+PORT = 1919
 
 
 def takes_prompt(main: Path) -> bool:
@@ -70,11 +76,24 @@ def usable(model: str) -> str:
     return model
 
 
+def serve(model: str, port: int) -> None:
+    """Become the server, which prints a command to try."""
+    command = [sys.executable, "-m", "minisgl"]
+    command += ["--model", str(model_path(model)), "--served-model-name", model]
+    command += ["--port", str(port)]
+    os.chdir(ROOT)
+    sys.stdout.flush()
+    os.execv(sys.executable, command)
+
+
 def main(
-    prompt: Annotated[str, typer.Option(help="The question.")] = QUESTION,
+    prompt: Annotated[
+        str | None, typer.Option(help="Answer this question, then end.")
+    ] = None,
     model: Annotated[str, typer.Option(help="Name, folder or hub id.")] = MODEL,
+    port: Annotated[int, typer.Option(help="Where the server is.")] = PORT,
 ) -> None:
-    """Answer a question, then say where to go on."""
+    """Serve a model; or answer a question, then say where to go on."""
     try:
         book = Book.load()
         chapter = newest(book)
@@ -85,6 +104,10 @@ def main(
             "error: no chapter here has a main.py that takes --prompt"
         )
     model = usable(model)
+    if SERVER in book.paths and prompt is None:
+        serve(model, port)
+        return
+    prompt = prompt or QUESTION
     if LLM in book.paths:
         print(f"engine: minisgl.llm.LLM\nmodel: {model}\nquestion: {prompt}\n")
         answer(prompt, model)

@@ -1,12 +1,15 @@
-"""Attention backends by name."""
+"""Attention backends by name; the names alone do not load torch."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from minisgl.attention.base import BaseAttnBackend, BaseAttnMetadata
-from minisgl.models import ModelConfig
 from minisgl.utils import Registry
+from minisgl.utils.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from minisgl.attention.base import BaseAttnBackend, BaseAttnMetadata
+    from minisgl.models import ModelConfig
 
 __all__ = [
     "SUPPORTED_ATTENTION_BACKENDS",
@@ -15,6 +18,10 @@ __all__ = [
     "create_attention_backend",
     "validate_attn_backend",
 ]
+
+__getattr__ = lazy_names(
+    __name__, {"base": ["BaseAttnBackend", "BaseAttnMetadata"]}
+)
 
 
 class BackendCreator(Protocol):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-
-import torch
-from transformers import PretrainedConfig
+from typing import TYPE_CHECKING
 
 from minisgl.attention import validate_attn_backend
 from minisgl.distributed import DistributedInfo
-from minisgl.models import ModelConfig
-from minisgl.utils import cached_load_hf_config
+
+# Types only: settings are read before there is a model.
+if TYPE_CHECKING:
+    import torch
+    from transformers import PretrainedConfig
+
+    from minisgl.models import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -61,10 +64,14 @@ class EngineConfig:
 
     @cached_property
     def hf_config(self) -> PretrainedConfig:
+        from minisgl.utils import cached_load_hf_config
+
         return cached_load_hf_config(self.model_path)
 
     @cached_property
     def model_config(self) -> ModelConfig:
+        from minisgl.models import ModelConfig
+
         return ModelConfig.from_hf(self.hf_config)
 
     @property

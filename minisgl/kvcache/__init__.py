@@ -1,22 +1,28 @@
-"""Where keys and values live, and which prefixes are remembered."""
+"""Where keys and values live, and which prefixes are remembered.
+
+The names of the prefix caches alone do not load torch.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import torch
-
-from minisgl.kvcache.base import (
-    BaseCacheHandle,
-    BaseKVCachePool,
-    BasePrefixCache,
-    InsertResult,
-    MatchResult,
-    SizeInfo,
-)
-from minisgl.kvcache.mha_pool import MHAKVCache
-from minisgl.models import ModelConfig
 from minisgl.utils import Registry
+from minisgl.utils.lazy import lazy_names
+
+if TYPE_CHECKING:
+    import torch
+
+    from minisgl.kvcache.base import (
+        BaseCacheHandle,
+        BaseKVCachePool,
+        BasePrefixCache,
+        InsertResult,
+        MatchResult,
+        SizeInfo,
+    )
+    from minisgl.kvcache.mha_pool import MHAKVCache
+    from minisgl.models import ModelConfig
 
 __all__ = [
     "SUPPORTED_CACHE_MANAGER",
@@ -30,6 +36,21 @@ __all__ = [
     "create_kvcache_pool",
     "create_prefix_cache",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "base": [
+            "BaseCacheHandle",
+            "BaseKVCachePool",
+            "BasePrefixCache",
+            "InsertResult",
+            "MatchResult",
+            "SizeInfo",
+        ],
+        "mha_pool": ["MHAKVCache"],
+    },
+)
 
 
 class CacheManagerCreator(Protocol):
@@ -47,6 +68,8 @@ def create_kvcache_pool(
     device: torch.device,
 ) -> BaseKVCachePool:
     """The pool that a model of this configuration needs."""
+    from minisgl.kvcache.mha_pool import MHAKVCache
+
     return MHAKVCache(
         num_kv_heads=model_config.num_kv_heads,
         num_layers=model_config.num_layers,

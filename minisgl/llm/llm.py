@@ -14,7 +14,7 @@ from rich.progress import Progress
 from minisgl.core import SamplingParams
 from minisgl.distributed import DistributedInfo
 from minisgl.engine import FAILED_TOKEN
-from minisgl.message import DetokenizeMsg, UserMsg
+from minisgl.message import DetokenizeMsg, TokenLogprob, UserMsg
 from minisgl.scheduler import Scheduler, SchedulerConfig
 from minisgl.utils import load_tokenizer
 
@@ -26,6 +26,7 @@ class RequestStatus:
     uid: int
     input_ids: list[int]
     output_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str | None = None
     error: str | None = None
 
@@ -42,7 +43,10 @@ class LLM(Scheduler):
         self, model_path: str, dtype: torch.dtype | str = "auto", **kwargs: Any
     ) -> None:
         rank = DistributedInfo(0, 1)
-        super().__init__(SchedulerConfig(model_path, rank, dtype, **kwargs))
+        config = SchedulerConfig(
+            model_path, rank, dtype, offline_mode=True, **kwargs
+        )
+        super().__init__(config)
         self.tokenizer = load_tokenizer(model_path)
         self._status: dict[int, RequestStatus] = {}
         self._done = 0
@@ -67,6 +71,8 @@ class LLM(Scheduler):
             status = self._status[msg.uid]
             if msg.next_token != FAILED_TOKEN:
                 status.output_ids.append(msg.next_token)
+            if msg.logprobs is not None:
+                status.logprobs.append(msg.logprobs)
             status.finish_reason, status.error = msg.finish_reason, msg.error
             self._done += msg.finished
 
@@ -84,7 +90,9 @@ class LLM(Scheduler):
         sampling_params: one for all, or one for each.
         progress: show a progress bar, if there is a terminal.
         Returns for each a dict with `text`, `token_ids`, `finish_reason` (stop,
-        length or error) and `error`, which is None but for a failed request.
+        length, refused or error), `error`, which is None but for a request that
+        was refused or failed, and `logprobs`, a `TokenLogprob` for each token
+        if the parameters ask for them, else None.
 
         Raises:
             TypeError: `prompts` is no list, or holds something else.
@@ -114,7 +122,7 @@ class LLM(Scheduler):
         try:
             ids = self._tokenize_one(prompt)
         except (TypeError, ValueError) as error:
-            status.finish_reason, status.error = "error", str(error)
+            status.finish_reason, status.error = "refused", str(error)
             self._done += 1
         else:
             status.input_ids = ids.tolist()
@@ -132,14 +140,18 @@ class LLM(Scheduler):
                 bar.update(task, completed=self._done)
 
     def _result(self, status: RequestStatus) -> dict[str, Any]:
+        # No clean-up: a folder may ask for one, which would take away spaces.
         text = self.tokenizer.decode(
-            status.output_ids, skip_special_tokens=True
+            status.output_ids,
+            skip_special_tokens=True,
+            clean_up_tokenization_spaces=False,
         )
         return {
             "text": text,
             "token_ids": status.output_ids,
             "finish_reason": status.finish_reason,
             "error": status.error,
+            "logprobs": status.logprobs or None,
         }
 
 

@@ -5,11 +5,13 @@ from minisgl.message.backend import (
     BaseBackendMsg,
     BatchBackendMsg,
     ExitMsg,
+    StatusBackendMsg,
     UserMsg,
 )
 from minisgl.message.frontend import (
     BaseFrontendMsg,
     BatchFrontendMsg,
+    StatusReply,
     UserReply,
 )
 from minisgl.message.tokenizer import (
@@ -17,7 +19,10 @@ from minisgl.message.tokenizer import (
     BaseTokenizerMsg,
     BatchTokenizerMsg,
     DetokenizeMsg,
+    StatusMsg,
+    StatusResultMsg,
     TokenizeMsg,
+    TokenLogprob,
 )
 
 __all__ = [
@@ -31,6 +36,11 @@ __all__ = [
     "BatchTokenizerMsg",
     "DetokenizeMsg",
     "ExitMsg",
+    "StatusBackendMsg",
+    "StatusMsg",
+    "StatusReply",
+    "StatusResultMsg",
+    "TokenLogprob",
     "TokenizeMsg",
     "UserMsg",
     "UserReply",

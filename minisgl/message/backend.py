@@ -17,6 +17,7 @@ __all__ = [
     "BatchBackendMsg",
     "ExitMsg",
     "SamplingParams",
+    "StatusBackendMsg",
     "UserMsg",
 ]
 
@@ -63,5 +64,12 @@ class UserMsg(BaseBackendMsg):
 @dataclass
 class AbortBackendMsg(BaseBackendMsg):
     """Nobody waits for this request any more; unknown numbers are ignored."""
+
+    uid: int
+
+
+@dataclass
+class StatusBackendMsg(BaseBackendMsg):
+    """How is the scheduler? It answers under this number."""
 
     uid: int

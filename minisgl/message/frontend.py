@@ -38,6 +38,12 @@ class UserReply(BaseFrontendMsg):
     incremental_output: what is new; the pieces joined are the answer.
     finished: this is the last message about it.
     finish_reason, error: as in `DetokenizeMsg`, with the last one.
+    completion_tokens: how many tokens this is about, also if their text is held
+        back; summed over all replies, those of the answer.
+    prompt_tokens, cached_tokens: as in `DetokenizeMsg`, once.
+    logprobs: one dict for each of those tokens, if they were asked for, of
+        `token` (its text), `logprob`, `bytes` (of the text, as numbers), and
+        `top_logprobs`, a list of such dicts of other tokens.
     """
 
     uid: int
@@ -45,3 +51,20 @@ class UserReply(BaseFrontendMsg):
     finished: bool
     finish_reason: str | None = None
     error: str | None = None
+    completion_tokens: int = 0
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    logprobs: list[dict[str, Any]] | None = None
+
+
+@dataclass
+class StatusReply(BaseFrontendMsg):
+    """How the scheduler is.
+
+    numbers: `running` and `waiting` requests; `free_pages` and `cached_pages`
+        of the `total_pages` in the KV pool; requests `aborted` and `finished`
+        since the start.
+    """
+
+    uid: int
+    numbers: dict[str, int]

@@ -14,6 +14,9 @@ __all__ = [
     "BatchTokenizerMsg",
     "DetokenizeMsg",
     "SamplingParams",
+    "StatusMsg",
+    "StatusResultMsg",
+    "TokenLogprob",
     "TokenizeMsg",
 ]
 
@@ -42,13 +45,33 @@ class BatchTokenizerMsg(BaseTokenizerMsg):
 
 
 @dataclass
+class TokenLogprob:
+    """How likely the model found a token, and which ones it found likeliest.
+
+    All are natural logarithms of probabilities of the bare model: before
+    penalties, bias and temperature.
+
+    logprob: of the token that was chosen.
+    top_ids, top_logprobs: of the likeliest, as many as were asked for.
+    """
+
+    logprob: float
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+@dataclass
 class DetokenizeMsg(BaseTokenizerMsg):
     """One more token of a request, or its end.
 
     next_token: the id; -1 when the request failed and there is none.
     finished: this is the last message about it.
-    finish_reason: with the last one: stop (an end token), length, or error.
+    finish_reason: with the last one: stop (an end token), length, error (it
+        failed here), or refused (it was at fault itself).
     error: what went wrong, for a person to read.
+    prompt_tokens: tokens of the prompt; with the first token of a request.
+    cached_tokens: how many of them were in the cache; with the first token.
+    logprobs: of this token, if the request asked for it.
     """
 
     uid: int
@@ -56,14 +79,17 @@ class DetokenizeMsg(BaseTokenizerMsg):
     finished: bool
     finish_reason: str | None = None
     error: str | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    logprobs: TokenLogprob | None = None
 
 
 @dataclass
 class TokenizeMsg(BaseTokenizerMsg):
-    """A new request: a text, or the turns of a chat for the chat template."""
+    """A new request: a text, the turns of a chat, or the ids of a prompt."""
 
     uid: int
-    text: str | list[dict[str, str]]
+    text: str | list[dict[str, str]] | list[int]
     sampling_params: SamplingParams
 
 
@@ -72,3 +98,18 @@ class AbortMsg(BaseTokenizerMsg):
     """The client of this request has gone."""
 
     uid: int
+
+
+@dataclass
+class StatusMsg(BaseTokenizerMsg):
+    """How is the scheduler? The answer comes back under this number."""
+
+    uid: int
+
+
+@dataclass
+class StatusResultMsg(BaseTokenizerMsg):
+    """The scheduler's answer, on its way to whoever asked; see `StatusReply`."""
+
+    uid: int
+    numbers: dict[str, int]

@@ -93,8 +93,9 @@ class PrefillAdder:
         self.reserved_size += total - self._round(cached_len)
         self.token_budget -= length - cached_len
         row = self.table_manager.token_pool[table_idx]
-        new = to_device(ids[cached_len:], row.dtype, row.device)
-        row[cached_len:length] = new
+        # A row holds the whole text, so of a new request also what is cached.
+        first = 0 if pending_req.chunked_req is None else cached_len
+        row[first:length] = to_device(ids[first:], row.dtype, row.device)
         return req_class(
             input_ids=ids,
             table_idx=table_idx,

@@ -13,20 +13,25 @@ from minisgl.engine import (
     Engine,
     ForwardOutput,
 )
+from minisgl.engine.processors import create_processors
 from minisgl.message import (
     AbortBackendMsg,
     BaseBackendMsg,
+    BatchBackendMsg,
     DetokenizeMsg,
     ExitMsg,
+    StatusBackendMsg,
     UserMsg,
 )
 from minisgl.scheduler.cache import CacheManager
 from minisgl.scheduler.config import SchedulerConfig
 from minisgl.scheduler.decode import DecodeManager
+from minisgl.scheduler.idle import IdleCheck
 from minisgl.scheduler.inflight import InflightRows
 from minisgl.scheduler.inputs import Indice2D, make_inputs
 from minisgl.scheduler.io import SchedulerIOMixin
 from minisgl.scheduler.prefill import ChunkedReq, PrefillManager
+from minisgl.scheduler.replies import NOT_FINITE, SHUTTING_DOWN, ReplyMaker
 from minisgl.scheduler.table import TableManager
 from minisgl.scheduler.utils import fit_request
 from minisgl.utils import init_logger, load_eos_token_ids
@@ -60,12 +65,19 @@ class Scheduler(SchedulerIOMixin):
     """Owns the engine and everything a request holds while it runs."""
 
     def __init__(self, config: SchedulerConfig) -> None:
-        super().__init__()
         self.config = config
         self.engine = Engine(config)
         self._reset()
+        self.replies = ReplyMaker()
+        self.engine.sampler.processors += create_processors(
+            self.engine.device, lambda: self.table_manager.token_pool
+        )
         self.eos_token_ids = load_eos_token_ids(config.model_path)
         self.stopped = False
+        self.idle_check = IdleCheck()
+        # An engine of one rank has no group of ranks.
+        group = getattr(self.engine, "tp_cpu_group", None)
+        super().__init__(config, group)
 
     def _reset(self) -> None:
         """Forget every request and every cached prefix, in whatever state."""
@@ -97,13 +109,31 @@ class Scheduler(SchedulerIOMixin):
         """Whether there is something to launch."""
         return self.prefill_manager.runnable or self.decode_manager.runnable
 
+    def run_when_idle(self) -> None:
+        """Look for lost pages; that is logged and nothing more."""
+        self.idle_check.run(self.cache_manager.check_integrity)
+
     @torch.inference_mode()
     def run_forever(self) -> None:
-        """Step after step, until somebody says ExitMsg."""
+        """Step after step, until somebody says ExitMsg.
+
+        The step in which it comes is the last one. Requests that are not done
+        by then end with an error.
+        """
         data: ForwardData | None = None
         while not self.stopped:
             data = self.step(data)
         self._process_last_data(data)
+        waiting = [req.uid for req in self.prefill_manager.pending_list]
+        uids = [*waiting, *self.decode_manager.running_reqs]
+        end = ("error", SHUTTING_DOWN)
+        self.send_result([self.replies.failure(uid, *end) for uid in uids])
+
+    def shutdown(self) -> None:
+        """Wait for the device and for all ranks, then close the queues."""
+        self.engine.stream.synchronize()
+        self.sync_all_ranks()
+        self.close_queues()
 
     def step(self, data: ForwardData | None) -> ForwardData | None:
         """One turn of the loop; takes and returns the batch in flight."""
@@ -134,11 +164,17 @@ class Scheduler(SchedulerIOMixin):
 
     def _process_one_msg(self, msg: BaseBackendMsg) -> None:
         match msg:
+            case BatchBackendMsg(data=messages):
+                for one in messages:
+                    self._process_one_msg(one)
             case ExitMsg():
                 self.stopped = True
             case UserMsg():
                 self._admit(msg)
+            case StatusBackendMsg(uid=uid):
+                self.send_result([self.replies.status(uid, self)])
             case AbortBackendMsg(uid=uid):
+                self.replies.aborted += self._is_here(uid)
                 chunk = self.prefill_manager.abort_req(uid)
                 req = chunk or self.inflight.find(uid)
                 req = req or self.decode_manager.abort_req(uid)
@@ -165,9 +201,10 @@ class Scheduler(SchedulerIOMixin):
         limits = self.engine.max_seq_len, pool, self.engine.sampler.vocab_size
         try:
             msg = fit_request(msg, *limits)
+            msg.sampling_params.check_tokens(limits[-1])
         except ValueError as error:
-            failed = (FAILED_TOKEN, True, "error", str(error))
-            self.send_result([DetokenizeMsg(msg.uid, *failed)])
+            reply = self.replies.failure(msg.uid, "refused", str(error))
+            self.send_result([reply])
         else:
             self.prefill_manager.add_one_req(msg)
 
@@ -210,46 +247,40 @@ class Scheduler(SchedulerIOMixin):
         """Read the tokens of a batch that was in flight and pass them on."""
         if last_data is None:
             return
-        (batch, *_, last_steps), output = last_data
+        batch, output = last_data.forward_input.batch, last_data.output
         output.copy_done_event.synchronize()
-        tokens = output.next_tokens_cpu
-        results = [*zip(batch.reqs, tokens, last_steps, strict=True)]
+        tokens = output.next_tokens_cpu.tolist()
         # Whoever ended since the launch does not want its token any more.
-        live = [r for r in results if not self.inflight.is_ending(r[0])]
-        for req, token, _ in results:
-            if token == FAILED_TOKEN and self.inflight.is_ending(req):
+        ended = [self.inflight.is_ending(req) for req in batch.reqs]
+        for req, token, over in zip(batch.reqs, tokens, ended, strict=True):
+            if over and token == FAILED_TOKEN:
                 self.inflight.end(req, failed=True)
         replies = []
         with self.cache_manager.lazy_free_region():
             for req, failed in self.inflight.retire(batch):
                 self._give_back(req, failed)
-            for req, token, last in live:
-                reply = self._process_token(req, token, batch.is_prefill, last)
+            for row, over in enumerate(ended):
+                reply = None if over else self._process_row(last_data, row)
                 replies += [reply] if reply is not None else []
         self.send_result(replies)
 
-    def _process_token(
-        self, req: Req, token: torch.Tensor, is_prefill: bool, last: bool
-    ) -> DetokenizeMsg | None:
-        """What the new token, int32 [], means; None when it means nothing."""
-        next_token = int(token)
-        if next_token == FAILED_TOKEN:
+    def _process_row(self, data: ForwardData, row: int) -> DetokenizeMsg | None:
+        """What a request's new token means; None when it means nothing."""
+        batch, tokens = data.forward_input.batch, data.output.next_tokens_cpu
+        req, token = batch.reqs[row], tokens[row]
+        if token == FAILED_TOKEN:
             self.prefill_manager.abort_req(req.uid)
             self._free_req_resources(req, failed=True)
-            error = "the model's logits are not finite numbers"
-            return DetokenizeMsg(req.uid, next_token, True, "error", error)
+            return self.replies.failure(req.uid, "error", NOT_FINITE)
         if isinstance(req, ChunkedReq):
             return None
         req.append_host(token.view(1))
-        params = req.sampling_params
-        stop = next_token in self.eos_token_ids and not params.ignore_eos
-        if stop or last:
+        reply = self.replies.token(data, row, self.eos_token_ids)
+        if reply.finished:
             self._free_req_resources(req)
-            reason = "stop" if stop else "length"
-            return DetokenizeMsg(req.uid, next_token, True, reason)
-        if is_prefill:
+        elif batch.is_prefill:
             self.cache_manager.cache_req(req, finished=False)
-        return DetokenizeMsg(req.uid, next_token, False)
+        return reply
 
     def _free_req_resources(self, req: Req, failed: bool = False) -> None:
         """Give back all a request holds, once no batch in flight uses it."""

@@ -3,8 +3,9 @@
 A process that only passes messages on must not pay for torch and transformers.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from minisgl.utils.lazy import lazy_names
 
 if TYPE_CHECKING:
     from minisgl.utils.device import pick_device
@@ -49,24 +50,20 @@ __all__ = [
     "torch_dtype",
 ]
 
-_FILES = {
-    "device": ["pick_device"],
-    "hf": [
-        "cached_load_hf_config",
-        "download_hf_weight",
-        "load_eos_token_ids",
-        "load_tokenizer",
-    ],
-    "logger": ["init_logger"],
-    "misc": ["align_ceil", "align_down", "div_ceil", "div_even"],
-    "mp": [name for name in __all__ if name.startswith("Zmq")],
-    "registry": ["Registry"],
-    "torch_utils": ["resolve_dtype", "torch_dtype"],
-}
-_HOME = {name: file for file, names in _FILES.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"minisgl.utils.{_HOME[name]}"), name)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "device": ["pick_device"],
+        "hf": [
+            "cached_load_hf_config",
+            "download_hf_weight",
+            "load_eos_token_ids",
+            "load_tokenizer",
+        ],
+        "logger": ["init_logger"],
+        "misc": ["align_ceil", "align_down", "div_ceil", "div_even"],
+        "mp": [name for name in __all__ if name.startswith("Zmq")],
+        "registry": ["Registry"],
+        "torch_utils": ["resolve_dtype", "torch_dtype"],
+    },
+)

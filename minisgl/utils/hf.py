@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from huggingface_hub import snapshot_download
-from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
-from transformers import PreTrainedTokenizerBase as Tokenizer
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+    from transformers import PreTrainedTokenizerBase as Tokenizer
 
 _WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]
 _TOKENIZERS = ["tokenizer.json", "tokenizer.model", "vocab.json"]
@@ -25,6 +25,10 @@ def download_hf_weight(model_path: str) -> str:
     """
     if Path(model_path).is_dir():
         return model_path
+    # Libraries are imported where they are used: transformers takes seconds,
+    # and not every process that asks this file for something needs it.
+    from huggingface_hub import snapshot_download
+
     try:
         return str(snapshot_download(model_path, allow_patterns=_WANTED))
     except Exception as error:
@@ -40,6 +44,8 @@ def load_tokenizer(model_path: str) -> Tokenizer:
     Raises:
         FileNotFoundError: the folder holds none.
     """
+    from transformers import AutoTokenizer
+
     folder = Path(download_hf_weight(model_path))
     # Without files transformers makes an empty one, and says nothing.
     if not any((folder / name).is_file() for name in _TOKENIZERS):
@@ -50,6 +56,8 @@ def load_tokenizer(model_path: str) -> Tokenizer:
 @cache
 def cached_load_hf_config(model_path: str) -> PretrainedConfig:
     """The parsed config.json, read once a process."""
+    from transformers import AutoConfig
+
     return AutoConfig.from_pretrained(download_hf_weight(model_path))
 
 

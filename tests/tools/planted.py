@@ -316,6 +316,73 @@ print("{title}")
 ```
 """
 
+LIMITED = '''\
+"""A cache that forgets the oldest."""
+
+from __future__ import annotations
+
+from .radix import RadixCache
+
+
+class LimitedCache(RadixCache):
+    """Keeps `limit` sums."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.limit = limit
+
+    def insert(self, key: tuple[int, ...], value: int) -> None:
+        """Keep `value`, and forget what came first if there is one too many."""
+        super().insert(key, value)
+        if len(self.kept) > self.limit:
+            del self.kept[next(iter(self.kept))]
+'''
+
+TEST_LIMITED = """\
+from minisgl.limited import LimitedCache
+
+
+def test_the_oldest_goes():
+    cache = LimitedCache(1)
+    cache.insert((1,), 1)
+    cache.insert((2,), 2)
+    assert cache.match((1,)) is None
+    assert cache.match((2,)) == 2
+
+
+def test_the_limit_is_noted():
+    assert LimitedCache(3).limit == 3
+"""
+
+EXERCISE = """\
+id         = "ex02-1"
+title      = { en = "A limit", zh = "上限" }
+chapter    = 2
+difficulty = 1
+minutes    = 15
+stubs      = ["limited.py::LimitedCache.insert"]
+"""
+
+MUTANTS_LIMITED = """\
+[[mutant]]
+path = "limited.py"
+find = "del self.kept[next(iter(self.kept))]"
+replace = "del self.kept[key]"
+why = "forgets the newest"
+"""
+
+LIMIT = "stages/ch02-radix/exercises/limit"
+EXERCISE_FILES: dict[str, str] = {
+    f"{LIMIT}/exercise.toml": EXERCISE,
+    f"{LIMIT}/statement.en.md": "# A limit\n\nWrite `insert`.\n",
+    f"{LIMIT}/statement.zh.md": "# 上限\n\n写出 `insert`。\n",
+    f"{LIMIT}/hints.en.md": "# Hints\n\n## One\n\nA.\n\n## Two\n\nB.\n",
+    f"{LIMIT}/hints.zh.md": "# 提示\n\n## 一\n\n甲。\n\n## 二\n\n乙。\n",
+    f"{LIMIT}/test_exercise.py": TEST_LIMITED,
+    f"{LIMIT}/mutants.toml": MUTANTS_LIMITED,
+    f"{LIMIT}/solution/minisgl/limited.py": LIMITED,
+}
+
 FILES: dict[str, str] = {
     "pyproject.toml": PYPROJECT,
     ".gitignore": ".cache/\n__pycache__/\n.pytest_cache/\nmodels/\n.venv/\n",
@@ -350,6 +417,13 @@ FILES: dict[str, str] = {
 def write_book(root: Path) -> Path:
     """Write the book under `root` (made if missing) and return `root`."""
     for path, text in FILES.items():
+        write(root, path, text)
+    return root
+
+
+def add_exercise(root: Path) -> Path:
+    """Add ch02's exercise, a cache with a limit, to the book; return `root`."""
+    for path, text in EXERCISE_FILES.items():
         write(root, path, text)
     return root
 

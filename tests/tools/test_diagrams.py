@@ -8,6 +8,8 @@ import pytest
 from tools.diagrams import files
 from tools.drawing.canvas import WIDTH, Canvas, DrawingError, text_width
 from tools.drawing.registry import DIAGRAMS, draw
+from tools.steplib.book import ROOT
+from tools.steplib.pages import is_tag_tree
 
 draw("prefill-decode", "en")
 NAMES = sorted(DIAGRAMS)
@@ -55,3 +57,14 @@ def test_wide_characters_count_as_wide():
 def test_files_are_those_of_the_scenes(tmp_path):
     wanted = files(tmp_path)
     assert len(wanted) == 2 * len(NAMES)
+
+
+@pytest.mark.skipif(is_tag_tree(ROOT), reason="a tag holds part of the book")
+def test_every_picture_stands_on_a_page_of_each_language():
+    for language in ("en", "zh"):
+        text = "".join(
+            p.read_text(encoding="utf-8")
+            for p in (ROOT / "docs" / language).glob("*.md")
+        )
+        shown = set(re.findall(r"<!-- diagram: ([\w-]+) -->", text))
+        assert shown == set(NAMES)

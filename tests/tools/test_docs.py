@@ -208,11 +208,13 @@ def test_table_of_the_roadmap(root):
     (body,) = blocks(root, "table: roadmap", page="docs/en/index.md")
     rows = body.split("\n")[2:]
     assert len(rows) == 30
-    assert rows[0] == "| 0 Overview | [ch00](ch00-step0.md) | Step 0 |"
+    assert (
+        rows[0] == "| 0 Overview (days: 1) | [ch00](ch00-step0.md) | Step 0 |"
+    )
     assert rows[2] == "|  | [ch02](ch02-radix.md) | The radix cache |"
     assert (
         rows[7]
-        == "| 2 Scheduled well | ch07 | The scheduler's skeleton (planned) |"
+        == "| 2 Scheduled well (days: 6) | ch07 | The scheduler's skeleton (planned) |"
     )
 
 

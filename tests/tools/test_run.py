@@ -53,3 +53,32 @@ def test_missing_default_model_falls_back_in_one_line(
 def test_a_model_that_was_asked_for_is_not_replaced():
     with pytest.raises(SystemExit, match=r"known: .*qwen3-tiny"):
         run.usable("no-such-model")
+
+
+@pytest.mark.parametrize(
+    ("has_server", "prompt", "serves"),
+    [(True, None, True), (True, "hi", False), (False, None, False)],
+)
+def test_it_serves_once_there_is_a_server(
+    tmp_path, monkeypatch, has_server, prompt, serves
+):
+    """And answers a question before, or when one is asked."""
+
+    class ABook:
+        chapters = plant(tmp_path, [ANSWERS]).chapters
+        paths = (run.LLM, *([run.SERVER] if has_server else []))
+
+    started, answered = [], []
+    monkeypatch.setattr(run.Book, "load", lambda: ABook)
+    monkeypatch.setattr(run.os, "execv", lambda *args: started.append(args))
+    monkeypatch.setattr(run.os, "chdir", lambda _: None)
+    monkeypatch.setattr(run, "answer", lambda *args: answered.append(args))
+    run.main(prompt=prompt, model="qwen3-tiny", port=4711)
+    assert bool(started) == serves and bool(answered) != serves
+    if serves:
+        [(program, command)] = started
+        assert command[:3] == [program, "-m", "minisgl"]
+        assert command[-2:] == ["--port", "4711"]
+        assert "qwen3-tiny" in command
+    else:
+        assert answered == [(prompt or run.QUESTION, "qwen3-tiny")]

@@ -113,7 +113,7 @@ def test_revert_brings_the_fault_back(root):
     assert lines[1].endswith("test_remembers is green")
     assert lines[-2].endswith("test_remembers is red")
     copy = root / ".cache/revert-1"
-    assert lines[-1] == f"the copy with the fault: {copy}"
+    assert lines[-1] == "the copy with the fault: .cache/revert-1"
     assert "value + 1" in (copy / "minisgl/radix.py").read_text()
     assert "value + 1" not in (root / "minisgl/radix.py").read_text()
 

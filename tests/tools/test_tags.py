@@ -2,7 +2,17 @@
 
 import pytest
 
-from tests.tools.planted import append, edit, git, git_init, write, write_book
+from tests.tools.planted import (
+    LIMIT,
+    LIMITED,
+    add_exercise,
+    append,
+    edit,
+    git,
+    git_init,
+    write,
+    write_book,
+)
 from tools.steplib.cmd_tag import run
 from tools.steplib.gitrepo import Repo
 from tools.steplib.stubs import stub_source
@@ -13,11 +23,9 @@ NAMES = ["ch00", "ch00-done", "ch01", "ch01-done", "ch02", "ch02-done"]
 
 @pytest.fixture
 def root(tmp_path):
-    book = write_book(tmp_path / "book")
+    book = add_exercise(write_book(tmp_path / "book"))
     edit(book, "stages/ch00-step0/stage.toml", "[check]",
          '[write]\nstubs = ["stage:engine.py::generate"]\n[check]')  # fmt: skip
-    for path in ("statement.md", "solution/minisgl/radix.py", "test_it.py"):
-        write(book, f"stages/ch02-radix/exercises/lru/{path}", "# x\n")
     write(book, "docs/zh/ch02-radix.md", "# x\n")
     write(book, "docs/assets/ch02-split.svg", "<svg/>\n")
     write(book, "docs/en/index.md", "# The book, ch00 to ch02\n")
@@ -44,7 +52,9 @@ def show(root, tag, path):
 
 
 def changed(root, *between):
-    return set(git(root, "diff", "--name-only", *between).split())
+    return set(
+        git(root, "diff", "--no-renames", "--name-only", *between).split()
+    )
 
 
 def test_one_chain_with_a_fixed_identity(root):
@@ -114,10 +124,38 @@ def test_done_tags_hold_no_stub_and_no_solution(root):
     run(root, check=False)
     for name in NAMES[1::2]:
         for path in files(root, name):
-            assert "NotImplementedError(" not in show(root, name, path)
             assert "/solution/" not in path
-    kept = "stages/ch02-radix/exercises/lru/statement.md"
-    assert kept in files(root, "ch02") & files(root, "ch02-done")
+            if "/starter/" not in path:
+                assert "NotImplementedError(" not in show(root, name, path)
+
+
+def test_tags_hold_starters_in_the_place_of_solutions(root):
+    run(root, check=False)
+    kept = {"exercise.toml", "test_exercise.py", "starter/minisgl/limited.py"}
+    kept |= {
+        f"{k}.{e}.md" for k in ("statement", "hints") for e in ("en", "zh")
+    }
+    for name in ("ch02", "ch02-done"):
+        there = {p for p in files(root, name) if p.startswith(LIMIT)}
+        assert there == {f"{LIMIT}/{path}" for path in kept}
+        starter = show(root, name, f"{LIMIT}/starter/minisgl/limited.py")
+        assert starter == stub_source(LIMITED, ["LimitedCache.insert"])
+        assert starter != LIMITED
+    assert not [p for p in files(root, "ch01-done") if "exercises" in p]
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new", "message"),
+    [
+        ("exercise.toml", "Cache.insert", "Cache.nope", r"ex02-1: .*nope"),
+        ("exercise.toml", "limited.py", "other.py", r"other\.py is not in its"),
+    ],
+)
+def test_wrong_exercises_are_named(root, path, old, new, message):
+    edit(root, f"{LIMIT}/{path}", old, new)
+    commit(root)
+    with pytest.raises(TagError, match=message):
+        build(Repo(root))
 
 
 def test_the_difference_of_two_chapters_is_the_chapter(root):
@@ -129,8 +167,13 @@ def test_the_difference_of_two_chapters_is_the_chapter(root):
         "minisgl/core.py",
         "minisgl/radix.py",
         "stages/ch01-core/files/minisgl/core.py",
-        "stages/ch02-radix/exercises/lru/statement.md",
-        "stages/ch02-radix/exercises/lru/test_it.py",
+        f"{LIMIT}/exercise.toml",
+        f"{LIMIT}/hints.en.md",
+        f"{LIMIT}/hints.zh.md",
+        f"{LIMIT}/starter/minisgl/limited.py",
+        f"{LIMIT}/statement.en.md",
+        f"{LIMIT}/statement.zh.md",
+        f"{LIMIT}/test_exercise.py",
         "stages/ch02-radix/main.py",
         "stages/ch02-radix/mutants.toml",
         "stages/ch02-radix/output.txt",
@@ -159,7 +202,9 @@ def test_the_last_done_tag_holds_the_package_of_head(root):
     assert not git(root, "diff", "ch02-done", "HEAD", "--", "minisgl")
     assert changed(root, "ch02-done", "HEAD") == {
         "stages/TAG.md",
-        "stages/ch02-radix/exercises/lru/solution/minisgl/radix.py",
+        f"{LIMIT}/mutants.toml",
+        f"{LIMIT}/solution/minisgl/limited.py",
+        f"{LIMIT}/starter/minisgl/limited.py",
     }
 
 

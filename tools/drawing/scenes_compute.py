@@ -12,7 +12,7 @@ def prefill_decode(say: Say) -> Canvas:
         say(
             "The prefill runs five prompt tokens at once; each decode step runs "
             "one token and the cache grows by one.",
-            "预填充一次算完五个提示词 token；"
+            "预填充一次算完五个 prompt token；"
             "每个解码步只算一个 token，缓存随之增加一格。",
         ),
         height=316,
@@ -156,7 +156,7 @@ def flat_batch(say: Say) -> Canvas:
         say(
             "A flat batch of one prompt of four tokens and two decoding requests; "
             "each new token attends to all slots of its own request.",
-            "扁平的批：一个四 token 的提示词和两个正在解码的请求；"
+            "扁平的批：一个四 token 的 prompt 和两个正在解码的请求；"
             "每个新 token 只看自己请求的槽。",
         ),
         height=284,

@@ -46,7 +46,7 @@ def request_life(say: Say) -> Canvas:
         222,
         260,
         40,
-        say("prefill, whole or in chunks", "预填充，整段或分块"),
+        say("prefill step", "预填充步"),
         "blue",
     )
     c.arrow(220, 262, 220, 290, say("first token", "第一个 token"))
@@ -90,7 +90,7 @@ def admission(say: Say) -> Canvas:
     parts = [
         (110, "blue", say("held by\nrunning", "运行中\n占用")),
         (90, "amber", say("reserved\nfor them", "为其\n预留")),
-        (100, "green", say("cached,\nevictable", "缓存，\n可逐出")),
+        (100, "green", say("cached,\nevictable", "缓存，\n可驱逐")),
         (112, "plain", say("free", "空闲")),
     ]
     c.text(14, 20, say("all pages of the pool", "池中的全部页"), bold=True)
@@ -113,7 +113,7 @@ def admission(say: Say) -> Canvas:
         152,
         150,
         34,
-        say("prompt + max_tokens", "提示词 + max_tokens"),
+        say("prompt + max_tokens", "prompt + max_tokens"),
         "plain",
         size=12,
     )
@@ -138,7 +138,7 @@ def radix_split(say: Say) -> Canvas:
         say(
             "A radix tree before and after a second prompt that shares the first "
             "four tokens: the node is split, and the shared part stands once.",
-            "插入一个前四个 token 相同的提示词，radix tree 的前后变化："
+            "插入一个前四个 token 相同的 prompt，基数树的前后变化："
             "节点被拆开，共享部分只存一份。",
         ),
         height=330,
@@ -194,13 +194,13 @@ def chunked_prefill(say: Say) -> Canvas:
         say(
             "Above: a long prompt in one step stops two running requests for its "
             "whole length. Below: in four chunks, with decode steps between them.",
-            "上：长提示词一步算完，两个运行中的请求一直停着。"
+            "上：长 prompt 一步算完，两个运行中的请求一直停着。"
             "下：分四块，中间穿插解码步。",
         ),
         height=262,
     )
     d = say("decode", "解码")
-    c.text(14, 18, say("whole prompt", "整段提示词"), bold=True)
+    c.text(14, 18, say("whole prompt", "整段 prompt"), bold=True)
     c.box(14, 34, 34, 36, "", "green")
     c.box(50, 34, 264, 36, say("prefill of 8,192", "预填充 8192"), "blue")
     c.box(316, 34, 34, 36, "", "green")
@@ -231,7 +231,7 @@ def chunked_prefill(say: Say) -> Canvas:
     c.box(14, 234, 18, 18, "", "green")
     c.text(38, 243, d, size=12)
     c.box(120, 234, 18, 18, "", "blue")
-    c.text(144, 243, say("prompt tokens", "提示词 token"), size=12)
+    c.text(144, 243, say("prompt tokens", "prompt token"), size=12)
     return c
 
 
@@ -270,9 +270,10 @@ def overlap(say: Say) -> Canvas:
     for number in range(5):
         c.box(x, 184, 60, 30, f"{number + 1}", "blue", mono=True)
         if number < 4:
-            c.box(x + 2, 150, 38, 30, say("prep", "准备"), "amber", size=12)
+            at = x + 20 if number else x + 2
+            c.box(at, 150, 38, 30, say("prep", "准备"), "amber", size=12)
             if number:
-                c.box(x + 41, 150, 16, 30, "", "green")
+                c.box(x + 2, 150, 16, 30, "", "green")
         x += 62
     c.box(12, 234, 18, 18, "", "amber")
     c.text(

@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from tools.steplib import exercises
 from tools.steplib.book import Book, Chapter
 from tools.steplib.sandbox import inputs
 from tools.steplib.venv import main_checkout
@@ -29,9 +30,14 @@ _PACKAGES = (
 
 
 def input_hash(book: Book, chapter: Chapter, model: str) -> str:
-    """Hash of the files of a chapter's build folder, the versions and options."""
+    """Hash of the files of a chapter's build folder and of its exercises, the
+    versions and options."""
     digest = hashlib.sha256()
-    for name, source in sorted(inputs(book, chapter).items()):
+    files = inputs(book, chapter)
+    for path in sorted((chapter.dir / exercises.FOLDER).rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            files[path.relative_to(book.root).as_posix()] = path
+    for name, source in sorted(files.items()):
         digest.update(f"{name}\0{_file_hash(source)}\n".encode())
     gpu = os.path.exists("/dev/nvidia0")
     facts = [

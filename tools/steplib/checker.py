@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any
+from itertools import groupby
 
-from tools.steplib import guard, lint, probes, sandbox, show
+from tools.steplib import exercises, lint, probes, sandbox, show
 from tools.steplib.book import Book, Chapter, ManifestError
 from tools.steplib.checkcache import Cache, input_hash
 from tools.steplib.checkfull import Full
 from tools.steplib.checkresult import Failure, Result
-from tools.steplib.child import Job
-from tools.steplib.forks import Pool, Task
+from tools.steplib.exercises import Exercise
+from tools.steplib.forks import Task
 from tools.steplib.judge import Judge
-from tools.steplib.preload import preload
+from tools.steplib.proofs import Proofs
+from tools.steplib.workplace import TESTS_LIMIT, Workplace, workplace
 
 MAIN_LIMIT = 300.0
-TESTS_LIMIT = 900.0
 
 
 @dataclass(frozen=True)
@@ -42,9 +39,6 @@ class Checker:
     def __init__(self, book: Book, options: Options) -> None:
         self.book, self.options = book, options
         self.cache = Cache(book.root)
-        cpus = _cpus()
-        self.workers = options.workers or cpus
-        self.threads = max(1, cpus // self.workers)
         self.hashes: dict[int, str] = {}
 
     def cached(self, chapter: Chapter) -> Result | None:
@@ -82,9 +76,7 @@ class Checker:
             for c in chapters
             if not only_changed or c in todo or _red(kept[c.number])
         ]
-        with tempfile.TemporaryDirectory(prefix="steps-") as folder:
-            self.work = Path(folder).resolve()
-            self.hooks = sandbox.make_hooks(self.work)
+        with self._place() as self.place:
             fresh = self._fresh(todo)
             for chapter in chosen:
                 result = kept[chapter.number]
@@ -101,20 +93,30 @@ class Checker:
                 self.findings[number].append(Failure(where, finding.message))
         return self.findings
 
+    def _place(self) -> AbstractContextManager[Workplace]:
+        options = self.options
+        return workplace(self.book, options.workers, options.model)
+
+    def prove(self, chosen: list[Exercise]) -> Iterator[Result]:
+        """Only these exercises; a result for each of their chapters."""
+        groups = [
+            (c, [*mine]) for c, mine in groupby(chosen, lambda e: e.chapter)
+        ]
+        with self._place() as self.place:
+            pool = self.place.pool([chapter for chapter, _ in groups])
+            yield from pool.run([self._prove(*group) for group in groups])
+
+    def _prove(self, chapter: Chapter, chosen: list[Exercise]) -> Task:
+        result = Result(chapter.id, chapter.slug)
+        full = self.options.full
+        proofs = Proofs(self.book, chapter, self.place, full, chosen)
+        proofs.judge((yield proofs.jobs()), result)
+        return result
+
     def _fresh(self, chapters: list[Chapter]) -> Iterator[Result]:
         if not chapters:
             return
-        texts = {
-            source
-            for chapter in chapters
-            for name, source in sandbox.inputs(self.book, chapter).items()
-            if name.endswith(".py") and not name.startswith("tools/")
-            if source.is_file()
-        }
-        # OpenMP and BLAS read these when they are imported, before any fork.
-        os.environ.update(sandbox.quiet({}, self.threads, ""))
-        preload([path.read_text(encoding="utf-8") for path in sorted(texts)])
-        pool = Pool(self.workers)
+        pool = self.place.pool(chapters)
         for result in pool.run([self._check(c) for c in chapters]):
             number = int(result.chapter[2:])
             if number in self.hashes:
@@ -130,21 +132,21 @@ class Checker:
         result = self._counted(chapter)
         static = self.findings[chapter.number]
         result.failures += static
-        build = sandbox.make_build(self.book, chapter, self.work / chapter.id)
+        build = self.place.build(chapter)
         model = self.options.model
         args = ["--model", model] if model else []
         script = build / "stages" / chapter.name / "main.py"
         main = partial(probes.run_main, script, args)
         tests = partial(probes.run_tests, build, chapter.tests, {}, False)
         ran, tested = yield [
-            self.job(chapter, build, "main", main, MAIN_LIMIT),
-            self.job(chapter, build, "tests", tests, TESTS_LIMIT),
+            self.place.job(chapter, build, "main", main, MAIN_LIMIT),
+            self.place.job(chapter, build, "tests", tests, TESTS_LIMIT),
         ]
         judge = Judge(self.book, chapter, result)
         judge.main(ran, MAIN_LIMIT, self.options.bless)
         judge.tests(tested, TESTS_LIMIT)
         if self.options.full and len(result.failures) == len(static):
-            make = partial(self.job, chapter)
+            make = partial(self.place.job, chapter)
             try:
                 full = Full(self.book, chapter, build, tested, make)
                 jobs = full.jobs()
@@ -153,7 +155,18 @@ class Checker:
                 result.failures.append(Failure(where, str(error)))
             else:
                 full.judge((yield jobs), result)
+            known = self._exercises(chapter, result)
+            proofs = Proofs(self.book, chapter, self.place, True, known)
+            proofs.judge((yield proofs.jobs()), result)
         return result
+
+    def _exercises(self, chapter: Chapter, result: Result) -> list[Exercise]:
+        try:
+            return exercises.of_chapter(chapter)
+        except ManifestError as error:
+            where = f"stages/{chapter.name}/{exercises.FOLDER}"
+            result.failures.append(Failure(where, str(error)))
+            return []
 
     def _counted(self, chapter: Chapter) -> Result:
         full, model = self.options.full, self.options.model
@@ -163,26 +176,6 @@ class Checker:
             result.files, result.lines = row.files, row.lines
             result.added, result.removed = row.added, row.removed
         return result
-
-    def job(
-        self,
-        chapter: Chapter,
-        build: Path,
-        name: str,
-        body: Callable[[], dict[str, Any]],
-        limit: float,
-    ) -> Job:
-        """A job in `build` with the chapter's environment."""
-        env = sandbox.environment(self.book, chapter, build, self.hooks)
-        env = sandbox.quiet(env, self.threads, self.options.model)
-        env[guard.LEAKS] = str(build.parent / f"{build.name}.{name}.leaks")
-        return Job(name, build, body, limit, env, self.threads)
-
-
-def _cpus() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _red(result: Result | None) -> bool:

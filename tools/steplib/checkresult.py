@@ -45,6 +45,7 @@ class Result:
     mutants: list[int] = field(default_factory=list)
     random: list[int] = field(default_factory=list)
     survivors: list[str] = field(default_factory=list)
+    exercises: list[int] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     full: bool = False
     model: str = ""
@@ -76,7 +77,8 @@ class Result:
         if self.skips:
             parts.append(f"skips {len(self.skips)}")
         named = {"starter red": self.starters, "mutants": self.mutants}
-        for name, pair in {**named, "random": self.random}.items():
+        named |= {"random": self.random, "exercises": self.exercises}
+        for name, pair in named.items():
             if pair:
                 parts.append(f"{name} {pair[0]}/{pair[1]}")
         return "  ".join([*parts, self.verdict()])

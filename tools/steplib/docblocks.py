@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tools.drawing.registry import draw
-from tools.steplib import doctables, upstream
+from tools.steplib import docexercises, doctables, upstream
 from tools.steplib.book import PACKAGE, Book, Chapter
 from tools.steplib.pages import Block, BlockError, Page
 from tools.steplib.stubs import STAGE, extract_source
@@ -217,6 +217,15 @@ def _diagram(book: Book, page: Page, argument: str) -> str:
     return f"![{title}](diagrams/{argument}.svg){{ .diagram }}"
 
 
+def _exercises(book: Book, page: Page, argument: str) -> str:
+    if argument:
+        raise ValueError("the block takes no argument: it shows the page's own")
+    number = page.chapter
+    if number is None:
+        return docexercises.statements(book, page.language)
+    return docexercises.of_chapter(book, page.language, number)
+
+
 _RENDER: dict[str, Callable[[Book, Page, str], str]] = {
     "code": _code,
     "tree": _tree,
@@ -225,4 +234,5 @@ _RENDER: dict[str, Callable[[Book, Page, str], str]] = {
     "upstream": _upstream,
     "table": _table,
     "diagram": _diagram,
+    "exercises": _exercises,
 }

@@ -6,7 +6,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable
 
-from tools.steplib import upstream
+from tools.steplib import exercises, upstream
 from tools.steplib.book import PACKAGE, Book, Chapter
 from tools.steplib.pages import Page
 
@@ -20,12 +20,17 @@ _HEADS = {
         "en": ["Part", "Chapter", "Title"],
         "zh": ["部分", "章", "标题"],
     },
+    "exercises": {
+        "en": ["Exercise", "Title", "Chapter", "How hard", "Minutes"],
+        "zh": ["练习", "题目", "章", "难度", "分钟"],
+    },
     "modules": {
         "en": ["Upstream", "Lines", "Here", "Chapters, or why not"],
         "zh": ["上游", "行数", "这里", "章，或为何没有"],
     },
 }
 _PLANNED = {"en": "{} (planned)", "zh": "{}（计划中）"}
+_DAYS = {"en": " (days: {})", "zh": "（{} 天）"}
 _ARRIVES = {"en": "arrives in {}", "zh": "在 {} 引入"}
 
 
@@ -59,7 +64,10 @@ def _link(page: Page, chapter: Chapter) -> str:
 
 def _chapters(book: Book, page: Page) -> Iterable[list[str]]:
     for chapter in book.chapters:
-        swaps = [_code(chapter.swaps.get(key, "")) for key in ("old", "new")]
+        old = chapter.swaps.get("old", "")
+        if page.language == "zh":
+            old = chapter.swaps.get("old_zh", old)
+        swaps = [_code(old), _code(chapter.swaps.get("new", ""))]
         lines = f"{engine_lines(book, chapter):,}"
         yield [
             _link(page, chapter),
@@ -70,14 +78,15 @@ def _chapters(book: Book, page: Page) -> Iterable[list[str]]:
 
 
 def _code(text: str) -> str:
-    return f"`{text}`" if "::" in text or "/" in text else text
+    return f"`{text}`" if "::" in text else text
 
 
 def _roadmap(book: Book, page: Page) -> Iterable[list[str]]:
     parts = tomllib.loads(ROADMAP.read_text(encoding="utf-8"))["part"]
     number = 0
     for at, part in enumerate(parts):
-        label = f"{at} {part['title'][page.language]}"
+        days = _DAYS[page.language].format(part["days"])
+        label = f"{at} {part['title'][page.language]}{days}"
         for title in part["chapters"]:
             if number <= book.last:
                 chapter = book.chapter(number)
@@ -119,8 +128,20 @@ def _reason(text: str, language: str, zh: dict[str, str]) -> str:
     return zh[text]
 
 
+def _exercises(book: Book, page: Page) -> Iterable[list[str]]:
+    for exercise in exercises.load(book):
+        yield [
+            f"[{exercise.id}](#{exercise.id})",
+            exercise.title[page.language],
+            _link(page, exercise.chapter),
+            exercise.stars,
+            str(exercise.minutes),
+        ]
+
+
 _TABLES: dict[str, Callable[[Book, Page], Iterable[list[str]]]] = {
     "chapters": _chapters,
     "roadmap": _roadmap,
     "modules": _modules,
+    "exercises": _exercises,
 }

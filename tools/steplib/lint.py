@@ -69,9 +69,14 @@ class Lint:
 
 def run(book: Book) -> list[Finding]:
     """Apply every rule; findings sorted by place, each one once."""
-    from tools.steplib import lint_files, lint_imports, lint_texts
+    from tools.steplib import (
+        lint_exercises,
+        lint_files,
+        lint_imports,
+        lint_texts,
+    )
 
     lint = Lint(book)
-    for module in (lint_files, lint_imports, lint_texts):
+    for module in (lint_files, lint_imports, lint_texts, lint_exercises):
         module.check(lint)
     return sorted(set(lint.findings))

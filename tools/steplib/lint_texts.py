@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from tools.steplib import exercises
 from tools.steplib.book import PACKAGE, Chapter
 from tools.steplib.lint import Lint
 from tools.steplib.lint_imports import stage_files
@@ -51,13 +52,22 @@ def _words(lint: Lint) -> None:
 
 
 def _code(lint: Lint, chapter: Chapter) -> Iterator[tuple[Path, int, str]]:
-    """Lines of code of a chapter: package versions, programs, tests, page blocks."""
+    """Lines of code of a chapter: package versions, programs, tests, exercises,
+    blocks of pages."""
     tree = lint.modules[chapter.number].tree
     own = [tree[path] for path in chapter.touched if path in tree]
     for path in [*own, *stage_files(chapter), *lint.tests(chapter)]:
         for number, line in enumerate(lint.sources.text(path).split("\n"), 1):
             yield path, number, line
-    for page in pages(lint, chapter):
+    texts = pages(lint, chapter)
+    for folder in exercises.folders(chapter):
+        for path in sorted(folder.rglob("*.py")):
+            for number, line in enumerate(
+                lint.sources.text(path).split("\n"), 1
+            ):
+                yield path, number, line
+        texts += sorted(folder.glob("*.md"))
+    for page in texts:
         for number, line in code_lines(lint.sources.text(page)):
             yield page, number, line
 
@@ -113,6 +123,9 @@ def _symbols(lint: Lint, chapter: Chapter) -> None:
         target = chapter.swaps.get(side, "")
         if "::" in target:
             _symbol(lint, chapter, target, at, "swaps")
+        elif side == "old" and target and "old_zh" not in chapter.swaps:
+            message = "swaps: old is prose, so old_zh must say it in Chinese"
+            lint.report_key(chapter, target, message, "swaps")
 
 
 def _symbol(

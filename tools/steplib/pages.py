@@ -11,7 +11,16 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-KINDS = ("code", "tree", "diff", "output", "upstream", "table", "diagram")
+KINDS = (
+    "code",
+    "tree",
+    "diff",
+    "output",
+    "upstream",
+    "table",
+    "exercises",
+    "diagram",
+)
 LANGUAGES = ("en", "zh")
 TAG_NOTE = "stages/TAG.md"  # lies in the trees of tags only
 _OPEN = re.compile(rf"( *)<!-- ({'|'.join(KINDS)})(?:: *(.*?))? *-->")

@@ -70,6 +70,12 @@ def rows(root: Path, full: bool = False) -> list[Row]:
             slow=True,
         ),
         Row("stages", ((*steps, "check", *extra),), slow=True),
+        Row(
+            "exercises",
+            ((*steps, "exercises", "--check"),),
+            skip=_no_solutions(root),
+            slow=True,
+        ),
         Row("pytest"),
     ]
 
@@ -79,6 +85,11 @@ def _no_book(root: Path) -> str:
     return (
         "a tag's own tree holds part of the book" if is_tag_tree(root) else ""
     )
+
+
+def _no_solutions(root: Path) -> str:
+    """Why no exercise is proven here, empty if they are."""
+    return "a tag's own tree holds no solutions" if is_tag_tree(root) else ""
 
 
 def _no_tags(root: Path) -> str:

@@ -73,12 +73,14 @@ def make_build(book: Book, chapter: Chapter, dest: Path) -> Path:
 def variant(
     build: Path, name: str, edits: dict[str, str]
 ) -> tuple[Path, Callable[[], None]]:
-    """A folder beside `build`, and what makes it a copy with some texts replaced."""
+    """A folder beside `build`, and what makes it a copy with some texts replaced
+    or added."""
     dest = build.parent / f"{build.name}.{name}"
 
     def make() -> None:
         shutil.copytree(build, dest, ignore=_SKIP)
         for path, text in edits.items():
+            (dest / path).parent.mkdir(parents=True, exist_ok=True)
             (dest / path).write_text(text, encoding="utf-8")
 
     return dest, make

@@ -12,7 +12,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.steplib import exercises
 from tools.steplib.book import PACKAGE, Book, Chapter
+from tools.steplib.exercises import STARTER, Exercise
 from tools.steplib.gitrepo import EMAIL, Entry, Repo
 from tools.steplib.pages import TAG_NOTE
 from tools.steplib.stubs import STAGE, parse_target, stub_source
@@ -27,7 +29,11 @@ chapter raise `NotImplementedError`. To change the book itself, check out main.
 """
 # The chapter of a page, a test, a picture or a stage folder is in its path.
 _CHAPTER = re.compile(r"(?:stages|tests|docs)/(?:.*?[/_-])?ch(\d\d)[-_./]")
-_SOLUTION = re.compile(r"stages/[^/]+/exercises/[^/]+/solution\b.*")
+_MANIFEST = re.compile(r"stages/[^/]+/(?:stage|exercises/[^/]+/exercise)\.toml")
+# What tells how an exercise is solved; its starter stands in for the overlay.
+_SOLUTION = re.compile(
+    r"(stages/[^/]+/exercises/[^/]+)/(?:solution/(.+)|mutants\.toml)"
+)
 
 
 class TagError(ValueError):
@@ -54,10 +60,11 @@ class TagTrees:
         self.repo = repo
         self.head = repo.files()
         for path, entry in self.head.items():
-            if re.fullmatch(r"stages/[^/]+/stage\.toml", path):
-                (scratch / path).parent.mkdir(parents=True)
+            if _MANIFEST.fullmatch(path):
+                (scratch / path).parent.mkdir(parents=True, exist_ok=True)
                 (scratch / path).write_bytes(repo.read(entry.blob))
         self.book = Book.load(scratch)
+        self.exercises = exercises.load(self.book)
         self._note = Entry("100644", repo.store(NOTE.encode()))
         owned = {f"{PACKAGE}/{path}" for path in self.book.paths}
         for path in self.head:
@@ -66,6 +73,7 @@ class TagTrees:
         self._since = {
             p: n for p in self.head if (n := self._first(p)) is not None
         }
+        self._starters = [self._starter(e) for e in self.exercises]
 
     def _first(self, path: str) -> int | None:
         """The chapter with which a file outside the package appears, None: always."""
@@ -75,9 +83,38 @@ class TagTrees:
         match = _CHAPTER.match(path)
         return int(match[1]) if match else None
 
+    def _starter(self, exercise: Exercise) -> dict[str, Entry]:
+        """The files of an exercise's starter, by their path on the tag."""
+        found: dict[str, Entry] = {}
+        written = exercise.written()
+        for path, entry in self.head.items():
+            match = _SOLUTION.fullmatch(path)
+            if match is None or match[1] != exercise.place or not match[2]:
+                continue
+            if match[2] in written:
+                entry = self._stubbed(entry, written.pop(match[2]), exercise.id)
+            found[f"{exercise.place}/{STARTER}/{match[2]}"] = entry
+        if written:
+            raise TagError(
+                f"{exercise.id}: {min(written)} is not in its solution"
+            )
+        return found
+
+    def _stubbed(self, entry: Entry, names: list[str], who: str) -> Entry:
+        """The same file with these functions emptied."""
+        text = self.repo.read(entry.blob).decode()
+        try:
+            stubbed = stub_source(text, names)
+        except ValueError as error:
+            raise TagError(f"{who}: {error}") from None
+        return Entry(entry.mode, self.repo.store(stubbed.encode()))
+
     def done(self, n: int) -> dict[str, Entry]:
         """The tree of ``chNN-done``."""
         files = {TAG_NOTE: self._note}
+        pairs = zip(self.exercises, self._starters, strict=True)
+        for exercise, starter in pairs:
+            files |= starter if exercise.chapter.number <= n else {}
         for path, entry in self.head.items():
             later = self._since.get(path, 0) > n
             if (
@@ -116,16 +153,8 @@ class TagTrees:
                 raise TagError(
                     f"{chapter.id}: [write] names {path}, not in its tree"
                 )
-            text = self.repo.read(files[path].blob).decode()
-            try:
-                stubbed = stub_source(text, names)
-            except ValueError as error:
-                raise TagError(
-                    f"{chapter.id}: [write] {path}: {error}"
-                ) from None
-            files[path] = Entry(
-                files[path].mode, self.repo.store(stubbed.encode())
-            )
+            who = f"{chapter.id}: [write] {path}"
+            files[path] = self._stubbed(files[path], names, who)
         return files
 
 

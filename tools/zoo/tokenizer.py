@@ -48,6 +48,13 @@ def learn_merges(count: int) -> tuple[tuple[str, str], ...]:
     words = Counter(
         tuple(letters[b] for b in piece.encode()) for piece in pieces
     )
+    return merge_pairs(words, count)
+
+
+def merge_pairs(
+    words: Counter[tuple[str, ...]], count: int
+) -> tuple[tuple[str, str], ...]:
+    """The `count` pairs to join, one after the other, in words of single letters."""
     merges: list[tuple[str, str]] = []
     for _ in range(count):
         pairs: Counter[tuple[str, str]] = Counter()
