@@ -54,7 +54,7 @@ class HostModule:
         self._library = ctypes.PyDLL(str(library))
 
     def __getattr__(self, name: str) -> Callable[..., int]:
-        function = getattr(self._library, name)
+        function = getattr(self._library, f"py_{name}")
         function.restype = ctypes.c_int64
         function.argtypes = [ctypes.c_void_p, ctypes.c_int64]
 
@@ -80,7 +80,9 @@ def binding(
         head = 'extern "C" __attribute__((visibility("default"))) int64_t'
         lines += ['#include "call.h"']
         for name, code in wrappers:
-            lines += [f"{head} {name}(const int64_t* values, int64_t count) {{"]
+            # A name of its own: C++ would take it for another overload.
+            lines += [f"{head} py_{name}(const int64_t* values,"]
+            lines += ["    int64_t count) {"]
             lines += [f"  return call({code}, values, count);", "}"]
     elif caller == "tvm-ffi":
         lines += ["#include <tvm/ffi/function.h>"]
