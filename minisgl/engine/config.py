@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from minisgl.attention import validate_attn_backend
 from minisgl.distributed import DistributedInfo
+from minisgl.moe import validate_moe_backend
 
 # Types only: settings are read before there is a model.
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class EngineConfig:
     dtype: what to run in; ``auto`` is what config.json states.
     max_running_req: most requests in one batch.
     attention_backend: a name the registry knows, or ``auto``.
+    moe_backend: the same for layers of experts.
     page_size: tokens a page of the KV pool holds.
     memory_ratio: share of the free device memory for weights and KV pool.
     use_dummy_weight: random weights, to measure without a checkpoint.
@@ -42,6 +44,7 @@ class EngineConfig:
     dtype: torch.dtype | str
     max_running_req: int = 256
     attention_backend: str = "auto"
+    moe_backend: str = "auto"
     page_size: int = 1
     memory_ratio: float = 0.9
     use_dummy_weight: bool = False
@@ -61,6 +64,7 @@ class EngineConfig:
                 f"memory_ratio must be in (0, 1], got {self.memory_ratio}"
             )
         validate_attn_backend(self.attention_backend)
+        validate_moe_backend(self.moe_backend)
 
     @cached_property
     def hf_config(self) -> PretrainedConfig:

@@ -15,6 +15,7 @@ from minisgl.kvcache import create_kvcache_pool
 from minisgl.layers import BaseOP, set_rope_device
 from minisgl.layers.packed import can_pack, pack_linears
 from minisgl.models import BaseLLMModel, create_model, load_model_weight
+from minisgl.moe import create_moe_backend
 from minisgl.utils import (
     align_ceil,
     init_logger,
@@ -80,6 +81,10 @@ class Engine:
             config.attention_backend, config.model_config
         )
         self.ctx.attn_backend = self.attn_backend
+        if config.model_config.is_moe:
+            self.ctx.moe_backend = create_moe_backend(
+                config.moe_backend, self.device
+            )
         self.sampler = Sampler(self.device, config.model_config.vocab_size)
         logger.debug(
             f"{self.num_pages} pages of {config.page_size} on {self.device}"
