@@ -17,11 +17,13 @@ from minisgl.engine import EngineConfig
 from minisgl.layers import MoELayer
 from minisgl.layers import moe as layer_module
 from minisgl.models import ModelConfig, load_weight
+from minisgl.models.shard import local_config
 from minisgl.moe import create_moe_backend
 from minisgl.moe.fused import fused_topk
 from tests.bare_model import last_logits, load_bare
 from tests.driver import Driver
 from tests.parity import assert_parity, model_under_test, prompts, reference
+from tests.tp import Job, run_ranks
 from tools.models import model_path
 
 CPU = torch.device("cpu")
@@ -367,7 +369,7 @@ def ranks(monkeypatch):
 
     def of(size: int) -> None:
         info = DistributedInfo(0, size)
-        monkeypatch.setattr(layer_module, "try_get_tp_info", lambda: info)
+        monkeypatch.setattr(layer_module, "get_tp_info", lambda: info)
         monkeypatch.setattr(layer_module, "DistributedCommunicator", Adds)
 
     ctx = Context(page_size=1)
@@ -405,11 +407,24 @@ def test_a_middle_that_does_not_divide_is_refused(ranks):
         MoELayer(EXPERTS, 2, HIDDEN, MIDDLE)
 
 
-def test_one_rank_asks_nobody(ranks, monkeypatch):
-    monkeypatch.setattr(layer_module, "DistributedCommunicator", Adds)
-    Adds.total = 0
-    layer = MoELayer(EXPERTS, 2, HIDDEN, MIDDLE)
-    layer.gate_up_proj.normal_()
-    layer.down_proj.normal_()
-    layer.forward(torch.randn(2, HIDDEN), torch.randn(2, EXPERTS))
-    assert Adds.total == 0
+def test_an_expert_that_cannot_be_cut_is_refused_before_all_else():
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 4}
+    config = config_of(**sizes, moe_intermediate_size=95)
+    with pytest.raises(ValueError, match=r"95 columns of an expert.*2 ranks"):
+        local_config(config, 2)
+    # What an MLP would have does not matter: there is none.
+    config = config_of(**sizes, intermediate_size=95)
+    assert local_config(config, 2).num_qo_heads == 2
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("size", [2, 4])
+def test_parity_over_ranks(size, tmp_path):
+    some = prompts(TINY)[1:4]
+    jobs = [Job([(ids, {"max_tokens": 12}) for ids in some])]
+    ranks = run_ranks(model_path(TINY), size, jobs, tmp_path, page_size=4)
+    assert len(ranks) == size
+    for noted in ranks:
+        answers = noted["jobs"][0]["answers"]
+        for ids, got in zip(some, answers, strict=True):
+            assert_parity(got, reference(TINY, ids, 12))

@@ -30,7 +30,9 @@ class EngineConfig:
     moe_backend: the same for layers of experts.
     page_size: tokens a page of the KV pool holds.
     memory_ratio: share of the free device memory for weights and KV pool.
+    distributed_timeout: seconds that ranks wait for each other before they fail.
     use_dummy_weight: random weights, to measure without a checkpoint.
+    use_pynccl: has no effect; GPUs communicate through torch's NCCL.
     max_seq_len_override: a shorter context than the model's own.
     num_page_override: pages of the pool, instead of what memory allows.
     device: ``auto``, ``cpu`` or ``cuda``.
@@ -47,7 +49,9 @@ class EngineConfig:
     moe_backend: str = "auto"
     page_size: int = 1
     memory_ratio: float = 0.9
+    distributed_timeout: float = 60.0
     use_dummy_weight: bool = False
+    use_pynccl: bool = True
     max_seq_len_override: int | None = None
     num_page_override: int | None = None
     device: str = "auto"
@@ -62,6 +66,11 @@ class EngineConfig:
         if not 0.0 < self.memory_ratio <= 1.0:
             raise ValueError(
                 f"memory_ratio must be in (0, 1], got {self.memory_ratio}"
+            )
+        if not 0.0 < self.distributed_timeout < 1e6:
+            raise ValueError(
+                "distributed_timeout must be above 0 and below a million "
+                f"seconds, got {self.distributed_timeout}"
             )
         validate_attn_backend(self.attention_backend)
         validate_moe_backend(self.moe_backend)
@@ -83,3 +92,8 @@ class EngineConfig:
         """Longest sequence, prompt and answer together, in tokens."""
         longest = self.model_config.rotary_config.max_position
         return min(longest, self.max_seq_len_override or longest)
+
+    @property
+    def distributed_addr(self) -> str:
+        """Where the ranks find each other, as torch.distributed writes it."""
+        return "tcp://127.0.0.1:2333"

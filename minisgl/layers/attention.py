@@ -7,16 +7,22 @@ from typing import TYPE_CHECKING
 import torch
 
 from minisgl.core import get_global_ctx
+from minisgl.distributed import get_tp_info
 from minisgl.layers.base import StateLessOP
 from minisgl.layers.norm import RMSNorm
 from minisgl.layers.rotary import get_rope
+from minisgl.utils import div_even
 
 if TYPE_CHECKING:
     from minisgl.models import RotaryConfig
 
 
 class AttentionLayer(StateLessOP):
-    """Norms and rotates q and k; the attention itself is the backend's."""
+    """Norms and rotates q and k; the attention itself is the backend's.
+
+    num_qo_heads, num_kv_heads: of the whole model; a rank has its share, which
+    is one kv head where there are fewer of them than ranks.
+    """
 
     def __init__(
         self,
@@ -30,7 +36,9 @@ class AttentionLayer(StateLessOP):
     ) -> None:
         self.layer_id = layer_id
         self.head_dim = head_dim
-        q_size, kv_size = num_qo_heads * head_dim, num_kv_heads * head_dim
+        size = get_tp_info().size
+        q_size = div_even(num_qo_heads, size) * head_dim
+        kv_size = div_even(num_kv_heads, size, allow_replicate=True) * head_dim
         self.qkv_sizes = [q_size, kv_size, kv_size]
         self.q_norm, self.k_norm = q_norm, k_norm
         self.rotary = get_rope(
@@ -42,7 +50,7 @@ class AttentionLayer(StateLessOP):
         )
 
     def forward(self, qkv: torch.Tensor) -> torch.Tensor:
-        """[T, q + k + v] -> [T, q], for the requests of the running batch."""
+        """[T, q + k + v] -> [T, q], this rank's, for the running batch."""
         batch = get_global_ctx().batch
         q, k, v = qkv.split(self.qkv_sizes, dim=-1)
         if self.q_norm is not None and self.k_norm is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from minisgl.core import get_global_ctx
-from minisgl.distributed import DistributedCommunicator, try_get_tp_info
+from minisgl.distributed import DistributedCommunicator, get_tp_info
 from minisgl.layers.base import BaseOP
 from minisgl.utils import div_even
 
@@ -30,15 +30,13 @@ class MoELayer(BaseOP):
         activation: str = "silu",
         apply_router_weight_on_input: bool = False,
     ) -> None:
-        info = try_get_tp_info()
-        self._ranks = 1 if info is None else info.size
-        self._comm = DistributedCommunicator()
-        middle = div_even(intermediate_size, self._ranks)
+        middle = div_even(intermediate_size, get_tp_info().size)
         self.gate_up_proj = torch.empty(num_experts, 2 * middle, hidden_size)
         self.down_proj = torch.empty(num_experts, hidden_size, middle)
         self._top_k, self._renormalize = top_k, renormalize
         self._activation = activation
         self._on_input = apply_router_weight_on_input
+        self._comm = DistributedCommunicator()
 
     def forward(
         self, hidden_states: torch.Tensor, router_logits: torch.Tensor
@@ -54,4 +52,4 @@ class MoELayer(BaseOP):
             self._activation,
             self._on_input,
         )
-        return self._comm.all_reduce(out) if self._ranks > 1 else out
+        return self._comm.all_reduce(out)

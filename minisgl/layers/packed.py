@@ -13,7 +13,7 @@ import torch
 
 from minisgl.layers.base import BaseOP
 from minisgl.layers.embedding import ParallelLMHead
-from minisgl.layers.linear import _Linear
+from minisgl.layers.linear import _LinearTPImpl
 
 # The layout suits any number of rows; it is chosen for about so many.
 _ROWS = 256
@@ -53,7 +53,7 @@ def pack_linears(op: BaseOP) -> None:
     for _, part in op._public():
         if isinstance(part, ParallelLMHead):
             _pack_head(part)
-        elif isinstance(part, _Linear):
+        elif isinstance(part, _LinearTPImpl):
             part.weight = pack_weight(part.weight)
             part._multiply = packed_linear
         elif isinstance(part, BaseOP):

@@ -59,6 +59,21 @@ class WeightFiles:
         found: torch.Tensor = self._files[self._place[name]].get_tensor(name)
         return found
 
+    def shape(self, name: str) -> list[int]:
+        """The tensor's shape, without reading it."""
+        return list(self._slice(name).get_shape())
+
+    def read_part(
+        self, name: str, dim: int, start: int, stop: int
+    ) -> torch.Tensor:
+        """From start to stop along `dim` 0 or 1; the rest is not read."""
+        where = (slice(None),) * dim + (slice(start, stop),)
+        found: torch.Tensor = self._slice(name)[where]
+        return found
+
+    def _slice(self, name: str) -> Any:
+        return self._files[self._place[name]].get_slice(name)
+
 
 def _read_index(index: Path) -> dict[str, str]:
     """File by tensor; empty without an index."""

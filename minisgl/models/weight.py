@@ -7,13 +7,21 @@ import sys
 from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from rich.progress import track
 
+from minisgl.distributed import get_tp_info
 from minisgl.layers import BaseOP
 from minisgl.models.checkpoint import WeightFiles
-from minisgl.utils import download_hf_weight, init_logger
+from minisgl.models.config import ModelConfig
+from minisgl.models.shard import Part, part_of
+from minisgl.utils import (
+    cached_load_hf_config,
+    download_hf_weight,
+    init_logger,
+)
 
 logger = init_logger(__name__)
 
@@ -109,15 +117,49 @@ def _is_redundant(files: WeightFiles, name: str) -> bool:
     return name.endswith(".rotary_emb.inv_freq")
 
 
+class _Stored(NamedTuple):
+    """What a rank has read of a tensor, and the shape its model wants."""
+
+    found: torch.Tensor
+    shape: list[int]
+
+
+class _Reader:
+    """Reads of each tensor what this rank needs."""
+
+    def __init__(self, files: WeightFiles, model_path: str) -> None:
+        self._files, self._info = files, get_tp_info()
+        self._num_kv_heads = 1
+        if self._info.size > 1:
+            config = cached_load_hf_config(model_path)
+            self._num_kv_heads = ModelConfig.from_hf(config).num_kv_heads
+
+    def read(self, name: str) -> _Stored:
+        shape = self._files.shape(name)
+        part = self._part(name, shape)
+        if part is None:
+            return _Stored(self._files.read(name), shape)
+        where = part.dim, part.start, part.stop
+        shape[part.dim] = part.length
+        return _Stored(self._files.read_part(name, *where), shape)
+
+    def _part(self, name: str, shape: list[int]) -> Part | None:
+        if self._info.size == 1:
+            return None
+        return part_of(name, shape, self._info, self._num_kv_heads)
+
+
 def _merge(
-    parts: list[torch.Tensor], device: torch.device, dtype: torch.dtype | None
+    parts: list[_Stored], device: torch.device, dtype: torch.dtype | None
 ) -> torch.Tensor:
     """Stack along the output into memory of our own, converting on the way."""
-    lengths = [len(part) for part in parts]
+    lengths = [part.shape[0] for part in parts]
     shape = (sum(lengths), *parts[0].shape[1:])
-    result = torch.empty(shape, dtype=dtype or parts[0].dtype, device=device)
+    kind = dtype or parts[0].found.dtype
+    result = torch.empty(shape, dtype=kind, device=device)
     for target, part in zip(result.split(lengths), parts, strict=True):
-        target.copy_(part)
+        target[: len(part.found)].copy_(part.found)
+        target[len(part.found) :].zero_()
     return result
 
 
@@ -129,7 +171,8 @@ def load_weight(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield (name in the model, tensor on `device`), each name once.
 
-    Only one weight is in flight: what is yielded is all that is allocated.
+    Only one weight is in flight: what is yielded is all that is allocated. Over
+    several ranks it is this rank's part, and no more than that is read.
 
     model_path: a folder or a hub id.
     dtype: what the tensors become; as they are stored when None. A dtype that
@@ -143,12 +186,12 @@ def load_weight(
     """
     files = WeightFiles(Path(download_hf_weight(model_path)))
     plan, unknown = _plan(files, wanted)
-    narrowed = set()
+    reader, narrowed = _Reader(files, model_path), set()
     quiet = not sys.stderr.isatty()
     bar = track(plan.items(), "Loading weights", disable=quiet, transient=True)
     for name, stored in bar:
-        parts = [files.read(part) for part in stored]
-        kept = parts[0].dtype
+        parts = [reader.read(part) for part in stored]
+        kept = parts[0].found.dtype
         if dtype is not None and torch.promote_types(kept, dtype) != dtype:
             narrowed.add(kept)
         merged = _merge(parts, device, dtype)

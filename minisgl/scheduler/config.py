@@ -59,6 +59,11 @@ class SchedulerConfig(EngineConfig):
         return socket_addr(self._unique_suffix, "scheduler_broadcast")
 
     @property
+    def distributed_addr(self) -> str:
+        """Where the ranks find each other: a file that no other start uses."""
+        return f"file://{self.socket_dir / 'ranks'}"
+
+    @property
     def backend_create_detokenizer_link(self) -> bool:
         """Whether rank 0 creates the address of tokens; else it joins it."""
         return True

@@ -25,3 +25,4 @@ def schedule_worker(
         ack_queue.put("the scheduler is ready")
     scheduler.run_forever()
     scheduler.shutdown()
+    scheduler.engine.shutdown()

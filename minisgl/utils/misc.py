@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 
-def div_even(a: int, b: int) -> int:
-    """a / b where b must divide a."""
+def div_even(a: int, b: int, allow_replicate: bool = False) -> int:
+    """a / b where b must divide a.
+
+    allow_replicate: with fewer a than b each may be had by several: 1, where a
+        must divide b.
+    """
+    if allow_replicate and a < b and b % a == 0:
+        return 1
     if a % b != 0:
         raise ValueError(f"{a} cannot be divided evenly by {b}")
     return a // b

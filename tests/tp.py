@@ -1,0 +1,143 @@
+"""Engines of several ranks: a process each, with the same work, which is noted.
+
+A `Job` is a list of requests that a scheduler of every rank is given, in the same
+order and the same step. `run_ranks` starts the ranks, lets each do all jobs with one
+engine, and returns what each of them noted.
+"""
+
+import json
+import multiprocessing
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from minisgl.distributed import DistributedInfo
+from minisgl.scheduler import SchedulerConfig
+from minisgl.scheduler.addresses import make_socket_dir, remove_socket_dir
+
+# Forked from one process that has imported everything, ranks start at once.
+FORK = multiprocessing.get_context("forkserver")
+FORK.set_forkserver_preload(["tests.tp", "tests.driver", "transformers"])
+SECONDS = 120.0
+
+
+@dataclass
+class Job:
+    """Requests: (prompt, settings of `Driver.submit`), given before step `at`."""
+
+    requests: list[tuple[list[int], dict[str, Any]]]
+    at: list[int] = field(default_factory=list)
+    abort_at: dict[int, int] = field(default_factory=dict)
+
+
+def work(config: SchedulerConfig, jobs: list[Job], out: str) -> None:
+    """In a rank: do all jobs and write down what happened."""
+    from minisgl.engine import Engine
+    from tests.driver import Driver
+
+    torch.set_num_threads(1)
+    driver = Driver.__new__(Driver)
+    free = (20 << 20) * (1 + config.tp_info.rank)
+    if config.num_page_override is None:  # the ranks have unequal memory
+        Engine._free_memory = lambda self: free  # type: ignore[method-assign]
+    start_driver(driver, config)
+    engine = driver.scheduler.engine
+    sampled: list[list[int]] = []
+    sample = engine.sampler.sample
+
+    def noted(*args: Any) -> torch.Tensor:
+        tokens = sample(*args)
+        sampled.append(tokens.tolist())
+        return tokens
+
+    engine.sampler.sample = noted  # type: ignore[method-assign]
+    results = []
+    for number, job in enumerate(jobs):
+        do(driver, job, 100 * number)
+        driver.assert_clean()
+        answers = [
+            driver.answers[100 * number + i] for i in range(len(job.requests))
+        ]
+        results.append({"answers": answers, "sampled": list(sampled)})
+        sampled.clear()
+    weights = engine.model.state_dict().values()
+    notes = {
+        "jobs": results,
+        "free": free,
+        "pages": engine.num_pages,
+        "weights": sum(w.numel() for w in weights),
+        "kv": list(engine.ctx.kv_cache.k_cache(0).shape),
+    }
+    driver.scheduler.shutdown()
+    engine.shutdown()
+    Path(out).write_text(json.dumps(notes))
+
+
+def start_driver(driver: Any, config: SchedulerConfig) -> None:
+    """As `Driver.__init__`, for a configuration that is there already."""
+    from minisgl.scheduler import Scheduler
+
+    driver.folder, driver.by_step, driver.data = config.model_path, True, None
+    driver.scheduler = Scheduler(config)
+    driver.prompts, driver.answers, driver.ended = {}, {}, {}
+    driver.steps = []
+    driver._log_steps()
+
+
+def do(driver: Any, job: Job, first: int) -> None:
+    """Step until all is done; requests come when their step does."""
+    left = [
+        (job.at[i] if job.at else 0, first + i, ids, settings)
+        for i, (ids, settings) in enumerate(job.requests)
+    ]
+    for step in range(2000):
+        for at, uid, ids, settings in left:
+            if at == step:
+                driver.submit(uid, ids, **settings)
+        for uid, at in job.abort_at.items():
+            if at == step:
+                driver.abort(first + uid)
+        if driver.idle and all(at <= step for at, *_ in left):
+            return
+        driver.step()
+    raise AssertionError("not idle after 2000 steps")
+
+
+def run_ranks(
+    folder: Path, size: int, jobs: Sequence[Job], out: Path, **settings: Any
+) -> list[dict[str, Any]]:
+    """What each rank noted. All processes are gone when this returns."""
+    settings = {"num_page_override": 2048, "device": "cpu"} | settings
+    config = SchedulerConfig(
+        str(folder),
+        DistributedInfo(0, size),
+        "float32",
+        offline_mode=True,
+        **settings,
+    )
+    make_socket_dir(config)
+    out.mkdir(parents=True, exist_ok=True)
+    outs = [out / f"{rank}.json" for rank in range(size)]
+    ranks = []
+    for rank, path in enumerate(outs):
+        own = replace(config, tp_info=DistributedInfo(rank, size))
+        ranks.append(
+            FORK.Process(target=work, args=(own, list(jobs), str(path)))
+        )
+    try:
+        for process in ranks:
+            process.start()
+        until = time.monotonic() + SECONDS
+        for process in ranks:
+            process.join(max(0.0, until - time.monotonic()))
+        assert [process.exitcode for process in ranks] == [0] * size
+    finally:
+        for process in ranks:
+            process.kill()
+            process.join()
+        remove_socket_dir(config)
+    return [json.loads(path.read_text()) for path in outs]
