@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import torch
 import minisgl.kernel
 from minisgl.kernel import compile as build_module
 from minisgl.kernel import fast_compare_key, indexing, store_cache
-from minisgl.kernel.compile import BuildError, binding, first_error
+from minisgl.kernel.compile import BuildError, first_error
 from minisgl.kernel.index import _jit_index_module
 from minisgl.kernel.radix import _load_radix_module
 from minisgl.kernel.store import _jit_store_module
@@ -190,18 +191,42 @@ def test_a_cache_that_cannot_be_written_is_replaced(tmp_path, monkeypatch):
         build_module.cache_folder.cache_clear()
 
 
-@pytest.mark.parametrize(
-    "caller, words",
-    [
-        ("ctypes", ['#include "call.h"', 'extern "C"', "call(f<4, 2>, values"]),
-        ("tvm-ffi", ["TVM_FFI_DLL_EXPORT_TYPED_FUNC(go, (f<4, 2>));"]),
-        ("torch", ['m.def("go", &f<4, 2>);', "PYBIND11_MODULE("]),
-    ],
-)
-def test_a_binding_includes_the_source_and_exports_its_function(caller, words):
-    text = binding(["store.cu"], [("go", "f<4, 2>")], caller)
-    assert text.startswith('#include "store.cu"\n')
-    assert all(word in text for word in words)
+def test_a_gpus_library_comes_from_whoever_knows_nvcc(tmp_path, monkeypatch):
+    made = load_jit("radix", **RADIX, build_directory=tmp_path)._library._name
+    asked = []
+
+    def loader(name):
+        def build(**settings):
+            asked.append((name, settings))
+            return made
+
+        return SimpleNamespace(build=build, load=build)
+
+    monkeypatch.setattr(build_module, "_toolchain", lambda target: ["sm_90"])
+    monkeypatch.setattr(build_module, "import_module", loader)
+    for found, name in ((object(), "tvm_ffi.cpp"), (None, "torch.utils")):
+        monkeypatch.setattr(build_module, "find_spec", lambda _, it=found: it)
+        gpu = RADIX | {"target": "cuda", "build_directory": tmp_path / "gpu"}
+        assert prefix(load_jit("radix", **gpu)) == 7
+        who, settings = asked.pop()
+        assert who.startswith(name) and settings["name"].startswith("radix_")
+        assert settings["extra_include_paths"] == [str(build_module.CSRC)]
+        assert settings.get("is_python_module", True) is (found is not None)
+        (source,) = settings["sources"]
+        assert '#include "radix.cpp"' in Path(source).read_text()
+
+
+def test_what_a_gpus_loader_raises_is_one_line(tmp_path, monkeypatch):
+    def loader(name):
+        raise RuntimeError("ninja exited\n/x/binding.cu(3): error: no such x")
+
+    monkeypatch.setattr(build_module, "_toolchain", lambda target: ["sm_90"])
+    monkeypatch.setattr(build_module, "import_module", loader)
+    gpu = RADIX | {"target": "cuda", "build_directory": tmp_path}
+    with pytest.raises(
+        BuildError, match=r"^binding\.cu\(3\): error: no such x$"
+    ):
+        load_jit("radix", **gpu)
 
 
 def test_template_arguments_read_as_cpp():

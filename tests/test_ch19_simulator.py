@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from minisgl.kernel.compile import HostModule, binding, compile_host
+from minisgl.kernel.compile import Library, binding, compile_host
 
 KERNELS = r"""
 #include "device.h"
@@ -100,9 +100,9 @@ LAUNCH_ERROR, NEVER_ENDS = 9, 702
 def sim(tmp_path_factory):
     wrappers = [(name, f"run_{name}") for name in NAMES]
     wrappers += [("sum", "run_sum<true>"), ("racy_sum", "run_sum<false>")]
-    source = KERNELS + binding([], wrappers, "ctypes")
+    source = KERNELS + binding([], wrappers)
     folder = tmp_path_factory.mktemp("sim")
-    return HostModule(compile_host("kernels", source, folder))
+    return Library(compile_host("kernels", source, folder))
 
 
 def test_every_thread_of_every_block_runs_once_and_knows_who_it_is(sim):

@@ -32,6 +32,7 @@ INSTANCES = {
         "lookup<int32_t, 2048, 16, 1, 128, 1>",
         "lookup<int64_t, 16384, 16, 8, 128, 1>",
     ],
+    "moe_align.cu": ["align_blocks"],
 }
 """For each source what is made of its templates here."""
 
@@ -44,7 +45,7 @@ def compile_one(nvcc: str, source: str, arch: str, folder: Path) -> str:
 
     named = [(f"f{i}", code) for i, code in enumerate(INSTANCES[source])]
     text = folder / "binding.cu"
-    text.write_text(binding([source], named, "ctypes"))
+    text.write_text(binding([source], named))
     flags = [*FLAGS, f"-arch={arch}", f"-I{CSRC}"]
     done = subprocess.run(
         [nvcc, *flags, "-c", str(text), "-o", str(folder / "binding.o")],

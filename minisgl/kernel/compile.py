@@ -32,9 +32,6 @@ logger = init_logger(__name__)
 Target = Literal["host", "simulator", "cuda"]
 """host: C++, for the CPU. simulator: CUDA C++, for the CPU. cuda: for a GPU."""
 
-Caller = Literal["ctypes", "tvm-ffi", "torch"]
-"""Through what Python calls the functions."""
-
 CSRC = Path(__file__).parent / "csrc"
 HOST_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden")
 
@@ -45,13 +42,13 @@ class BuildError(RuntimeError):
     """A kernel cannot be compiled here; the text is one line."""
 
 
-class HostModule:
+class Library:
     """The functions of a shared library as attributes."""
 
-    def __init__(self, library: Path) -> None:
+    def __init__(self, path: Path) -> None:
         # PyDLL holds Python's lock: the calls are short, and a simulated GPU is
         # no place for two threads.
-        self._library = ctypes.PyDLL(str(library))
+        self._library = ctypes.PyDLL(str(path))
 
     def __getattr__(self, name: str) -> Callable[..., int]:
         function = getattr(self._library, f"py_{name}")
@@ -68,31 +65,20 @@ class HostModule:
         return call
 
 
-def binding(
-    files: list[str], wrappers: list[tuple[str, str]], caller: Caller
-) -> str:
-    """A source that includes `files` and exports functions for `caller`.
+def binding(files: list[str], wrappers: list[tuple[str, str]]) -> str:
+    """A source that includes `files` and exports functions for ctypes.
 
     wrappers: for each its name in Python, and the C++ function.
     """
-    lines = [f'#include "{name}"' for name in files]
-    if caller == "ctypes":
-        head = 'extern "C" __attribute__((visibility("default"))) int64_t'
-        lines += ['#include "call.h"']
-        for name, code in wrappers:
-            # A name of its own: C++ would take it for another overload.
-            lines += [f"{head} py_{name}(const int64_t* values,"]
-            lines += ["    int64_t count) {"]
-            lines += [f"  return call({code}, values, count);", "}"]
-    elif caller == "tvm-ffi":
-        lines += ["#include <tvm/ffi/function.h>"]
-        for name, code in wrappers:
-            lines += [f"TVM_FFI_DLL_EXPORT_TYPED_FUNC({name}, ({code}));"]
-    else:
-        lines += ["#include <pybind11/pybind11.h>"]
-        lines += ["PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {"]
-        lines += [f'  m.def("{name}", &{code});' for name, code in wrappers]
-        lines += ["}"]
+    lines = [f'#include "{name}"' for name in [*files, "call.h"]]
+    for name, code in wrappers:
+        # A name of its own: C++ would take it for another overload.
+        lines += [
+            'extern "C" __attribute__((visibility("default")))',
+            f"int64_t py_{name}(const int64_t* values, int64_t count) {{",
+            f"  return call({code}, values, count);",
+            "}",
+        ]
     return "\n".join([*lines, ""])
 
 
@@ -102,22 +88,19 @@ def build(
     wrappers: list[tuple[str, str]],
     target: Target,
     folder: Path | None = None,
-) -> Any:
-    """The module of these functions, from `folder` or the user's cache.
+) -> Library:
+    """A library with these functions, from `folder` or the user's cache.
 
     Raises:
         BuildError: no compiler, or it finds fault with the source.
     """
-    caller: Caller = "ctypes"
-    if target == "cuda":
-        caller = "torch" if find_spec("tvm_ffi") is None else "tvm-ffi"
-    source = binding(files, wrappers, caller)
-    known = [_sources(), source, target, caller, *_toolchain(target)]
+    source = binding(files, wrappers)
+    known = [_sources(), source, target, *_toolchain(target)]
     digest = sha256("\0".join(known).encode()).hexdigest()[:16]
     place = (folder or cache_folder()) / f"{name}-{digest}"
     if target == "cuda":
-        return _build_cuda(f"{name}_{digest}", source, caller, place)
-    return _build_host(name, source, place)
+        return Library(_build_cuda(f"{name}_{digest}", source, place))
+    return Library(_build_host(name, source, place))
 
 
 @cache
@@ -154,11 +137,10 @@ def _toolchain(target: Target) -> list[str]:
     if target != "cuda":
         compiler = Path(host_compiler())
         return [str(compiler), str(compiler.stat().st_mtime_ns)]
-    capability = torch.cuda.get_device_capability()
-    return [torch.__version__, sys.version, str(capability)]
+    return [torch.__version__, str(torch.cuda.get_device_capability())]
 
 
-def _build_host(name: str, source: str, place: Path) -> HostModule:
+def _build_host(name: str, source: str, place: Path) -> Path:
     library = place / f"{name}.so"
     if not library.is_file():
         # Another process may be at it: each makes its own, then renames.
@@ -167,7 +149,7 @@ def _build_host(name: str, source: str, place: Path) -> HostModule:
             tempfile.TemporaryDirectory(dir=place) as scratch,
         ):
             compile_host(name, source, Path(scratch)).replace(library)
-    return HostModule(library)
+    return library
 
 
 def compile_host(name: str, source: str, folder: Path) -> Path:
@@ -182,24 +164,25 @@ def compile_host(name: str, source: str, folder: Path) -> Path:
     return library
 
 
-def _build_cuda(name: str, source: str, caller: Caller, place: Path) -> Any:
-    """Through a loader, which knows nvcc's flags and locks the folder."""
-    loader = (
-        "tvm_ffi.cpp" if caller == "tvm-ffi" else "torch.utils.cpp_extension"
-    )
+def _build_cuda(name: str, source: str, place: Path) -> Path:
+    """Through a library that knows nvcc's flags and locks the folder."""
     with _announced(name, "nvcc", place, quiet=any(place.glob("*.so"))):
         written = place / "binding.cu"
         if not written.is_file():
             scratch = place / f"binding.{os.getpid()}"
             scratch.write_text(source)
             scratch.replace(written)
+        settings: dict[str, Any] = {
+            "name": name,
+            "sources": [str(written)],
+            "extra_include_paths": [str(CSRC)],
+            "build_directory": str(place),
+        }
         try:
-            return import_module(loader).load(
-                name=name,
-                sources=[str(written)],
-                extra_include_paths=[str(CSRC)],
-                build_directory=str(place),
-            )
+            if find_spec("tvm_ffi") is not None:
+                return Path(import_module("tvm_ffi.cpp").build(**settings))
+            loader = import_module("torch.utils.cpp_extension")
+            return Path(loader.load(**settings, is_python_module=False))
         except (ImportError, OSError, RuntimeError) as error:
             raise BuildError(first_error(str(error))) from error
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from minisgl.kernel.compile import Target
+from minisgl.kernel.compile import Library, Target
 from minisgl.kernel.utils import (
     KernelConfig,
     check_launch,
@@ -35,7 +34,7 @@ def _jit_index_module(
     index: torch.dtype,
     target: Target,
     config: KernelConfig = DEFAULT_INDEX_KERNEL_CONFIG,
-) -> Any | None:
+) -> Library | None:
     """The kernel for rows of `element_size` bytes, `num_splits` warps each."""
     args = make_cpp_args(index, element_size, word, num_splits)
     return try_load_jit(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import torch
 
-from minisgl.kernel.compile import Target
+from minisgl.kernel.compile import Library, Target
 from minisgl.kernel.utils import (
     check_launch,
     current_stream,
@@ -23,7 +22,7 @@ _MAX_EXPERTS = 1024
 
 
 @cache
-def _jit_align_module(target: Target) -> Any | None:
+def _jit_align_module(target: Target) -> Library | None:
     return try_load_jit(
         "moe_align",
         files=["moe_align.cu"],

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import torch
 
+from minisgl.kernel.compile import Library
 from minisgl.kernel.utils import make_cpp_args, try_load_jit
 
 
 @cache
-def _load_radix_module(token: torch.dtype) -> Any | None:
+def _load_radix_module(token: torch.dtype) -> Library | None:
     return try_load_jit(
         "radix",
         files=["radix.cpp"],

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import torch
 
-from minisgl.kernel.compile import Target
+from minisgl.kernel.compile import Library, Target
 from minisgl.kernel.utils import (
     KernelConfig,
     Rows,
@@ -31,7 +30,7 @@ def _jit_store_module(
     index: torch.dtype,
     target: Target,
     config: KernelConfig = DEFAULT_STORE_KERNEL_CONFIG,
-) -> Any | None:
+) -> Library | None:
     """The kernel for rows of `element_size` bytes in words of `word`."""
     args = make_cpp_args(index, element_size, word)
     return try_load_jit(

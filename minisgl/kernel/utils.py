@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from minisgl.kernel.compile import BuildError, Target, build
+from minisgl.kernel.compile import BuildError, Library, Target, build
 from minisgl.utils import init_logger
 
 logger = init_logger(__name__)
@@ -64,7 +64,7 @@ def load_jit(
     wrappers: list[tuple[str, str]],
     target: Target,
     build_directory: str | None = None,
-) -> Any:
+) -> Library:
     """Compile, unless it is there, and load.
 
     args: parts of the module's name, for logs and folders.
@@ -79,7 +79,7 @@ def load_jit(
     return build("_".join(args), files, wrappers, target, folder)
 
 
-def try_load_jit(*args: str, **kwargs: Any) -> Any | None:
+def try_load_jit(*args: str, **kwargs: Any) -> Library | None:
     """As `load_jit`, but None and one line in the log when it fails."""
     try:
         return load_jit(*args, **kwargs)

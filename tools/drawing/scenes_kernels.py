@@ -88,7 +88,7 @@ def one_source(say: Say) -> Canvas:
         184,
         180,
         44,
-        say("GPU\n(tvm-ffi, torch)", "GPU\n（tvm-ffi、torch）"),
+        say("GPU", "GPU"),
         "green",
     )
     c.box(
@@ -96,7 +96,7 @@ def one_source(say: Say) -> Canvas:
         184,
         180,
         44,
-        say("CPU: fibers\n(ctypes)", "CPU：纤程\n（ctypes）"),
+        say("CPU: a fiber\na thread", "CPU：每个线程\n一根纤程"),
         "blue",
     )
     c.arrow(110, 228, 180, 258)
