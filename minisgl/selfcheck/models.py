@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,6 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     GenerationConfig,
-    PretrainedConfig,
 )
 
 from minisgl.utils import init_logger
@@ -79,7 +79,7 @@ def _draw(name: str, like: torch.Tensor) -> torch.Tensor:
         return 0.5 * noise
     into_stream = "o_proj" in name or "down_proj" in name
     gain = 2.0 if into_stream else 1.5
-    return gain * noise / like.shape[-1] ** 0.5
+    return noise * (gain / math.sqrt(like.shape[-1]))
 
 
 @dataclass(frozen=True)
