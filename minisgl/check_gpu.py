@@ -13,6 +13,8 @@ import platform
 import sys
 import tempfile
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -33,18 +35,30 @@ from minisgl.selfcheck.report import (
 from minisgl.selfcheck.whole import whole_checks
 from minisgl.utils import pick_device
 
+# Modules, and the packages that bring them.
+_PACKAGES = {
+    "torch": "torch",
+    "transformers": "transformers",
+    "triton": "triton",
+    "flashinfer": "flashinfer-python",
+    "flash_attn": "flash-attn",
+}
+
 
 def about(device: torch.device) -> dict[str, str]:
     """The date, the device and the versions, for the table and the file."""
-    on_gpu = device.type == "cuda"
-    name = torch.cuda.get_device_name() if on_gpu else platform.processor()
-    return {
-        "date": datetime.now(UTC).date().isoformat(),
-        "device": name or "CPU",
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-    }
+    name = "CPU"
+    if device.type == "cuda":
+        name = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+    facts = {"date": datetime.now(UTC).date().isoformat(), "device": name}
+    facts["python"] = platform.python_version()
+    for module, package in _PACKAGES.items():
+        try:
+            facts[module] = version(package)
+        except PackageNotFoundError:
+            there = find_spec(module) is not None
+            facts[module] = "of unknown version" if there else "missing"
+    return facts
 
 
 def check(setting: Setting, only: str = "") -> list[Result]:

@@ -147,6 +147,28 @@ def test_what_makes_a_check_red_and_what_does_not():
     assert table.row_count == 4
 
 
+def test_what_comes_after_a_lost_device_is_not_tried(monkeypatch):
+    def wild(setting):
+        raise RuntimeError("CUDA error: an illegal memory access")
+
+    def never(setting):
+        raise AssertionError("was tried")
+
+    monkeypatch.setattr(report, "_is_alive", lambda setting: False)
+    checks = {"a": lambda s: "fine", "b": wild, "c": never, "d": never}
+    results = list(run_checks(checks, Setting(CPU, None)))
+    assert [one.state for one in results] == [
+        "ok",
+        "FAILED",
+        "FAILED",
+        "FAILED",
+    ]
+    assert results[1].note == "CUDA error: an illegal memory access"
+    assert {one.note for one in results[2:]} == {
+        "not run: the device was lost in b"
+    }
+
+
 def refer(ids, gaps):
     return [Reference(ids, gaps)]
 

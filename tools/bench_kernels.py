@@ -3,15 +3,16 @@
 python tools/bench_kernels.py
 python tools/bench_kernels.py --least 0.7
 
-On a CUDA device the copy bandwidth is measured first, in the same run; bytes moved a
-second are shown as a share of it. Sizes are past any L2 cache; two more rows have the
-size of a decode step, many launches in one CUDA graph. The comparison of radix keys
-runs on the CPU, everywhere.
+On a CUDA device a kernel is compiled and loaded again, which is timed. Then the copy
+bandwidth is measured, in the same run; bytes moved a second are shown as a share of it.
+Sizes are past any L2 cache; two more rows have the size of a decode step, many launches
+in one CUDA graph. The comparison of radix keys runs on the CPU, everywhere.
 """
 
 from __future__ import annotations
 
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -111,10 +112,31 @@ def index_case(tokens: int) -> Case:
     )
 
 
+def show_compile() -> None:
+    """Print how long the first use of a kernel takes, and the first of a process."""
+    from minisgl.kernel.utils import load_jit
+
+    spent = []
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(2):
+            start = time.perf_counter()
+            load_jit(
+                "store",
+                files=["store.cu"],
+                wrappers=[("store", "store<int32_t, 2048, 16, 128, 1>")],
+                target="cuda",
+                build_directory=folder,
+            )
+            spent.append(time.perf_counter() - start)
+    print(f"a kernel is compiled in {measured(spent[0], 's')}, ", end="")
+    print(f"and loaded again in {measured(spent[1] * 1000, 'ms')}")
+
+
 def show_cuda() -> float:
     """Print the table of a CUDA device; the least share of the copy bandwidth."""
     name = torch.cuda.get_device_name()
     print(f"{name}, torch {torch.__version__}")
+    show_compile()
     best = copy_bandwidth()
     print(f"copy bandwidth {measured(best / 1e12, 'TB/s', 2)}\n")
     print(f"{'':24}  kernel                 torch")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -44,25 +46,50 @@ class Result:
 def run_checks(
     checks: Mapping[str, Check], setting: Setting
 ) -> Iterator[Result]:
-    """Run each; whatever one raises but Skip is its failure, not the end."""
+    """Run each; whatever one raises but Skip is its failure, not the end.
+
+    A kernel that reads where nothing is takes the whole device away from this
+    process. What would come after it fails with that reason, at once.
+    """
+    lost_by = None
     for name, check in checks.items():
         start = time.perf_counter()
-        state, note = _run(check, setting)
+        if lost_by is None:
+            state, note = _run(check, setting)
+        else:
+            state, note = "FAILED", f"not run: the device was lost in {lost_by}"
         yield Result(name, state, time.perf_counter() - start, note)
+        if state == "FAILED" and lost_by is None and not _is_alive(setting):
+            lost_by = name
 
 
 def _run(check: Check, setting: Setting) -> tuple[str, str]:
+    on_gpu = setting.device.type == "cuda"
     try:
-        if setting.device.type == "cuda":
-            return "ok", check(setting)
-        with simulated_kernels():
-            return "ok", check(setting)
+        with nullcontext() if on_gpu else simulated_kernels():
+            note = check(setting)
+        if on_gpu:
+            torch.cuda.synchronize()
+        return "ok", note
     except Skip as reason:
         return "skip", str(reason)
     except Exception as error:
         traceback.print_exc()
         text = str(error).strip() or type(error).__name__
         return "FAILED", text.splitlines()[0][:200]
+    finally:
+        gc.collect()  # engines hold themselves in circles
+
+
+def _is_alive(setting: Setting) -> bool:
+    if setting.device.type != "cuda":
+        return True
+    try:
+        torch.cuda.empty_cache()
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
 
 
 _STYLES = {"ok": "green", "skip": "yellow", "FAILED": "bold red"}
