@@ -61,7 +61,7 @@ $(STAMPS)/tags-$(TREE): | $(INSTALLED)
 	@test -z "$(TREE)" -o -e stages/TAG.md || $(PY) tools/steps.py tag
 	@touch $@
 
-run: setup ## Serve a model with the newest engine (ARGS="--prompt ..." asks it)
+run: setup ## Serve a model and print a curl command (ARGS="--prompt ..." answers once)
 	@$(PY) tools/run.py $(ARGS)
 
 test: setup ## Every check: stages, types, unit tests, the book

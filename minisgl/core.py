@@ -99,9 +99,11 @@ class Batch:
     padding. With T tokens in the step,
 
     input_ids: int32 [T], the tokens to compute.
-    positions: int32 [T], where each stands in its own sequence.
+    positions: int [T], where each stands in its own sequence.
     out_loc: int32 [T], the slots of the KV pool that receive their keys.
     attn_metadata: what the attention backend prepared for this step.
+    padded_reqs: the requests, and dummies after them up to a size that has been
+        recorded. The tensors are theirs; results are of the requests only.
     """
 
     reqs: list[Req]
@@ -110,6 +112,10 @@ class Batch:
     positions: torch.Tensor = field(init=False)
     out_loc: torch.Tensor = field(init=False)
     attn_metadata: BaseAttnMetadata = field(init=False)
+    padded_reqs: list[Req] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.padded_reqs = self.reqs
 
     @property
     def is_prefill(self) -> bool:
@@ -123,6 +129,11 @@ class Batch:
     def size(self) -> int:
         """Number of requests."""
         return len(self.reqs)
+
+    @property
+    def padded_size(self) -> int:
+        """Number of requests, dummies included."""
+        return len(self.padded_reqs)
 
 
 @dataclass

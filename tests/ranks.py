@@ -63,7 +63,7 @@ def steps(io: SchedulerIOMixin, rank: int):
     """The messages of each call, as texts."""
     work, rng, stopped = 0, random.Random(rank), False
     while not stopped:
-        messages = io.receive_msg(work == 0)
+        messages = io.receive_msg(True) if work == 0 else io.receive_msg()
         yield [as_text(msg) for msg in messages]
         work = max(0, work - 1)
         for msg in messages:

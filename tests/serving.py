@@ -18,6 +18,7 @@ from minisgl.core import SamplingParams
 from minisgl.distributed import DistributedInfo
 from minisgl.message import (
     AbortBackendMsg,
+    AbortMsg,
     BaseBackendMsg,
     BaseTokenizerMsg,
     BatchTokenizerMsg,
@@ -135,6 +136,8 @@ class Client:
     def take(self) -> None:
         """Note one message of the queue; waits for it."""
         msg = self.replies.get()
+        if isinstance(msg, AbortMsg):  # for a detokenizer, of what it knows
+            return
         self.messages.append(msg)
         many = msg.data if isinstance(msg, BatchTokenizerMsg) else [msg]
         for one in many:

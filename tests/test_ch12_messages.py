@@ -5,7 +5,7 @@ import pickle
 import random
 import subprocess
 import sys
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,47 +20,10 @@ from minisgl.message.utils import deserialize_type, serialize_type
 from minisgl.sampling_params import SamplingParams
 from minisgl.utils.mp import ZmqPullQueue, ZmqPushQueue
 from tests.driver import Driver, solo
+from tests.messages import ALL, BASES, DRAWN, PROMPT, assert_same
 from tests.parity import assert_parity, model_under_test, prompts
 
 ROOT = Path(minisgl.utils.__file__).parents[2]
-DRAWN = SamplingParams(0.7, 40, 0.9, True, 77, 0.05, seed=-(2**63))
-CHAT = [
-    {"role": "system", "content": ""},
-    {"role": "user", "content": "你好 🎉\0"},
-]
-PROMPT = torch.tensor([3, 1, 4], dtype=torch.int32)
-BACKEND = [
-    m.BatchBackendMsg([]),
-    m.ExitMsg(),
-    m.AbortBackendMsg(2**63),
-    m.UserMsg(0, PROMPT, SamplingParams()),
-    m.UserMsg(1, PROMPT, DRAWN),
-    m.BatchBackendMsg([m.ExitMsg(), m.BatchBackendMsg([m.AbortBackendMsg(5)])]),
-]
-TOKENIZER = [
-    m.BatchTokenizerMsg([]),
-    m.AbortMsg(3),
-    m.TokenizeMsg(1, "", SamplingParams()),
-    m.TokenizeMsg(1, CHAT, DRAWN),
-    m.DetokenizeMsg(1, 42, False),
-    m.DetokenizeMsg(1, -1, True, "error", "the model's logits are not finite"),
-    m.BatchTokenizerMsg([m.DetokenizeMsg(1, 2, True, "stop"), m.AbortMsg(3)]),
-]
-FRONTEND = [
-    m.BatchFrontendMsg([]),
-    m.UserReply(1, " naïve — 你\u200b", False),
-    m.UserReply(1, "", True, "length"),
-    m.UserReply(1, "", True, "error", "too long"),
-    m.BatchFrontendMsg(
-        [m.UserReply(1, "a", False), m.UserReply(2, "b", True, "stop")]
-    ),
-]
-BASES = {
-    m.BaseBackendMsg: BACKEND,
-    m.BaseTokenizerMsg: TOKENIZER,
-    m.BaseFrontendMsg: FRONTEND,
-}
-ALL = [(base, msg) for base, msgs in BASES.items() for msg in msgs]
 EVERY_MESSAGE = pytest.mark.parametrize(
     ("base", "msg"), ALL, ids=[type(msg).__name__ for _, msg in ALL]
 )
@@ -81,23 +44,6 @@ def boxed(value: Any) -> Any:
     """What becomes of a value in a message."""
     raw = msgpack.packb(serialize_type(Box(value)))
     return deserialize_type({"Box": Box}, msgpack.unpackb(raw)).value
-
-
-def assert_same(got: Any, expected: Any) -> None:
-    """Equal in type and content, tensors included."""
-    assert type(got) is type(expected)
-    if isinstance(expected, torch.Tensor):
-        assert got.dtype == expected.dtype and got.device == expected.device
-        assert got.shape == expected.shape and torch.equal(got, expected)
-    elif is_dataclass(expected):
-        for field in fields(expected):
-            assert_same(getattr(got, field.name), getattr(expected, field.name))
-    elif isinstance(expected, list):
-        assert len(got) == len(expected)
-        for one, other in zip(got, expected, strict=True):
-            assert_same(one, other)
-    else:
-        assert got == expected
 
 
 @EVERY_MESSAGE

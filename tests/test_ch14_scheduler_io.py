@@ -457,7 +457,14 @@ def test_the_detokenizer_may_create_the_link(config):
     client.take()
     assert client.answers == {1: [5]}
     io.close_queues()
+    assert [p.name for p in config.socket_dir.iterdir()] == ["detokenizer"]
     client.stop()
+
+
+def test_the_folder_may_be_gone_before_the_queues_are_closed(config):
+    io = Counting(config)
+    remove_socket_dir(config)
+    io.close_queues()
 
 
 def test_without_its_folder_it_does_not_start():

@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import socket
+import tempfile
 import time
 from pathlib import Path
 
@@ -275,9 +276,11 @@ def test_c32_a_gpu_that_is_not_there(tmp_path):
 
 
 def test_leftovers_of_dead_runs_go_and_others_stay(tmp_path):
-    dead = Path(f"/tmp/minisgl-{2**22 + 1}-0123abcd")  # beyond any pid
-    ours = Path(f"/tmp/minisgl-{os.getpid()}-0123abcd")
-    busy = Path(f"/tmp/minisgl-{2**22 + 2}-0123abcd")
+    # Not tmp_path: it is too long for a socket.
+    home = Path(tempfile.mkdtemp(prefix="s"))
+    dead = home / f"minisgl-{2**22 + 1}-0123abcd"  # beyond any pid
+    ours = home / f"minisgl-{os.getpid()}-0123abcd"
+    busy = home / f"minisgl-{2**22 + 2}-0123abcd"
     try:
         for folder in (dead, ours, busy):
             folder.mkdir()
@@ -285,11 +288,10 @@ def test_leftovers_of_dead_runs_go_and_others_stay(tmp_path):
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(busy / "backend"))
             listener.listen()
-            env = {"TMPDIR": "/tmp"}
+            env = {"TMPDIR": str(home)}
             with Live(tmp_path, model_path(QWEN), env=env) as server:
                 wait_until(lambda: server.children(), 20, "a child")
                 left = [f.exists() for f in (dead, ours, busy)]
         assert left == [False, True, True]
     finally:
-        for folder in (dead, ours, busy):
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(home, ignore_errors=True)

@@ -562,6 +562,8 @@ def curl_commands() -> list[str]:
 
 
 def test_the_curl_commands_of_readme_and_page_work(server):
+    if not (ROOT / "README.md").is_file():
+        pytest.skip("a chapter's own tree has no README.md")
     commands = curl_commands()
     assert commands, "README.md and the page of the chapter show no curl"
     for command in commands:

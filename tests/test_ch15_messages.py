@@ -7,7 +7,7 @@ import pytest
 
 from minisgl import message as m
 from minisgl.sampling_params import SamplingParams
-from tests.test_ch12_messages import ALL, BASES, PROMPT, assert_same
+from tests.messages import ALL, BASES, PROMPT, assert_same
 
 ASKED = SamplingParams(
     repetition_penalty=1.2,

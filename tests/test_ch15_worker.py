@@ -1,5 +1,7 @@
 """Chapter 15: what the tokenizer process passes on beside text."""
 
+from dataclasses import replace
+
 import pytest
 
 from minisgl.message import (
@@ -16,6 +18,7 @@ from minisgl.message import (
 )
 from minisgl.tokenizer.server import _Worker
 from minisgl.tokenizer.text import load_light_tokenizer
+from tests.driver import Driver
 from tests.worker import Worker
 from tools.models import model_path
 
@@ -110,3 +113,28 @@ def test_through_a_process(tokenizer, tmp_path_factory):
             reply: BaseFrontendMsg = worker.next_reply()
             assert reply == expected
         worker.assert_ends()
+
+
+@pytest.mark.parametrize("own_process", [True, False])
+def test_c10_a_detokenizer_of_its_own_hears_of_an_abort(
+    own_process, tokenizer, monkeypatch
+):
+    driver = Driver(model_path("qwen3-tiny"))
+    link = property(lambda self: own_process)
+    name = "backend_create_detokenizer_link"
+    monkeypatch.setattr(type(driver.scheduler.config), name, link)
+    served = replace(driver.scheduler.config, offline_mode=False)
+    monkeypatch.setattr(driver.scheduler, "config", served)
+    driver.submit(1, tokenizer.encode(TEXT), max_tokens=50)
+    sent = driver.step() + driver.step() + driver.step()
+    driver.scheduler.inbox += [AbortBackendMsg(1), AbortBackendMsg(2)]
+    driver.data = driver.scheduler.step(driver.data)
+    told, driver.scheduler.outbox = driver.scheduler.outbox, []
+    assert told == ([AbortMsg(1)] if own_process else [])
+    worker = _Worker(tokenizer, "")
+    worker.handle(sent)
+    assert worker.detokenize_manager.decode_map
+    worker.handle(told)
+    assert bool(worker.detokenize_manager.decode_map) == (not own_process)
+    driver.run()
+    driver.assert_every_page()

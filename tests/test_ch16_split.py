@@ -220,7 +220,7 @@ def test_a_rank_has_its_heads(rank):
 def test_the_settings_of_ranks():
     config = config_of(FOLDER)
     assert config.distributed_addr.startswith("tcp://127.0.0.1:")
-    assert config.distributed_timeout == 60.0
+    assert (config.distributed_timeout, config.use_pynccl) == (60.0, True)
     for seconds in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(ValueError, match=r"^distributed_timeout must be"):
             config_of(FOLDER, distributed_timeout=seconds)

@@ -19,9 +19,10 @@ from minisgl.distributed import DistributedInfo
 from minisgl.scheduler import SchedulerConfig
 from minisgl.scheduler.addresses import make_socket_dir, remove_socket_dir
 
-# Forked from one process that has imported everything, ranks start at once.
+# Forked from one process that has imported what takes long, ranks start at once.
+# Nothing of ours: that process may look for it in another folder.
 FORK = multiprocessing.get_context("forkserver")
-FORK.set_forkserver_preload(["tests.tp", "tests.driver", "transformers"])
+FORK.set_forkserver_preload(["torch", "transformers.models.auto"])
 SECONDS = 120.0
 
 

@@ -26,8 +26,11 @@ class EngineConfig:
     tp_info: this rank, of how many.
     dtype: what to run in; ``auto`` is what config.json states.
     max_running_req: most requests in one batch.
-    attention_backend: a name the registry knows, or ``auto``.
-    moe_backend: the same for layers of experts.
+    attention_backend: a name the registry knows, two for prefill and decode
+        with a comma between, or ``auto``.
+    moe_backend: the same for layers of experts, one name.
+    cuda_graph_bs: batch sizes for which to record decode steps.
+    cuda_graph_max_bs: in its place the largest of them; 0 records none.
     page_size: tokens a page of the KV pool holds.
     memory_ratio: share of the free device memory for weights and KV pool.
     distributed_timeout: seconds that ranks wait for each other before they fail.
@@ -47,6 +50,8 @@ class EngineConfig:
     max_running_req: int = 256
     attention_backend: str = "auto"
     moe_backend: str = "auto"
+    cuda_graph_bs: list[int] | None = None
+    cuda_graph_max_bs: int | None = None
     page_size: int = 1
     memory_ratio: float = 0.9
     distributed_timeout: float = 60.0
@@ -63,6 +68,15 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+        if any(size < 1 for size in self.cuda_graph_bs or ()):
+            raise ValueError(
+                f"cuda_graph_bs are batch sizes, not {self.cuda_graph_bs}"
+            )
+        if (self.cuda_graph_max_bs or 0) < 0:
+            raise ValueError(
+                "cuda_graph_max_bs must be at least 0, got "
+                f"{self.cuda_graph_max_bs}"
+            )
         if not 0.0 < self.memory_ratio <= 1.0:
             raise ValueError(
                 f"memory_ratio must be in (0, 1], got {self.memory_ratio}"

@@ -10,14 +10,19 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from minisgl.attention import create_attention_backend
-from minisgl.core import Batch, Context, set_global_ctx
+from minisgl.attention import (
+    Demand,
+    choose_attn_backend,
+    create_attention_backend,
+)
+from minisgl.core import Batch, Context, Req, SamplingParams, set_global_ctx
 from minisgl.distributed import (
     DistributedCommunicator,
     destroy_distributed,
     set_tp_info,
 )
 from minisgl.engine.config import EngineConfig
+from minisgl.engine.graph import GraphRunner
 from minisgl.engine.sample import BatchSamplingArgs, Sampler
 from minisgl.kvcache import create_kvcache_pool
 from minisgl.layers import BaseOP, set_rope_device
@@ -28,6 +33,7 @@ from minisgl.moe import create_moe_backend
 from minisgl.utils import (
     align_ceil,
     init_logger,
+    nvtx_annotate,
     pick_device,
     resolve_dtype,
     torch_dtype,
@@ -69,6 +75,11 @@ class Engine:
         local = local_config(config.model_config, config.tp_info.size)
         self.device = _device_of_rank(config)
         self.dtype = resolve_dtype(config.dtype, config.hf_config)
+        # A backend that cannot serve is refused before anything is loaded.
+        attn_backend = choose_attn_backend(
+            config.attention_backend,
+            Demand(local, config.page_size, self.dtype, self.device),
+        )
         self.stream = new_stream(self.device)
         self.max_seq_len = config.max_seq_len
         self.ctx = Context(config.page_size)
@@ -80,7 +91,7 @@ class Engine:
         self.num_pages = self._determine_num_pages(free_memory, config)
         self.ctx.kv_cache = create_kvcache_pool(
             local,
-            self.num_pages,
+            self.num_pages + 1,  # the last one is the dummy's
             config.page_size,
             self.dtype,
             self.device,
@@ -88,14 +99,13 @@ class Engine:
         # Whole pages fit in a row, and its last column is nobody's.
         length = align_ceil(self.max_seq_len + 1, config.page_size)
         self.page_table = torch.zeros(
-            (config.max_running_req, length),
+            (config.max_running_req + 1, length),
             dtype=torch.int32,
             device=self.device,
         )
         self.ctx.page_table = self.page_table
-        self.attn_backend = create_attention_backend(
-            config.attention_backend, local
-        )
+        self.dummy_req = self._make_dummy(config)
+        self.attn_backend = create_attention_backend(attn_backend, local)
         self.ctx.attn_backend = self.attn_backend
         if config.model_config.is_moe:
             self.ctx.moe_backend = create_moe_backend(
@@ -106,8 +116,21 @@ class Engine:
         vocab_size = config.model_config.vocab_size
         self.sampler = Sampler(self.device, vocab_size, seed)
         self._comm = DistributedCommunicator()
+        self.graph_runner = GraphRunner(
+            stream=self.stream,
+            device=self.device,
+            model=self.model,
+            attn_backend=self.attn_backend,
+            cuda_graph_bs=config.cuda_graph_bs,
+            cuda_graph_max_bs=self._graph_limit(config),
+            free_memory=self._least(self._free_memory()),
+            max_seq_len=self.max_seq_len,
+            vocab_size=vocab_size,
+            dummy_req=self.dummy_req,
+        )
         logger.debug(
-            f"{self.num_pages} pages of {config.page_size} on {self.device}"
+            f"{self.num_pages} pages of {config.page_size} on {self.device}, "
+            f"attention by {attn_backend}"
         )
 
     def _init_communication(
@@ -157,6 +180,34 @@ class Engine:
         if can_pack(self.device, self.dtype):
             pack_linears(model)
         return model
+
+    def _make_dummy(self, config: EngineConfig) -> Req:
+        """A request of one token, which fills up batches.
+
+        It has the last row and the last page, which are not handed out, so that
+        what is computed for it harms nobody.
+        """
+        self.page_table[-1] = self.num_pages * config.page_size
+        return Req(
+            input_ids=torch.zeros(1, dtype=torch.int32),
+            table_idx=config.max_running_req,
+            cached_len=0,
+            output_len=1,
+            uid=-1,
+            sampling_params=SamplingParams(max_tokens=1),
+            cache_handle=None,  # type: ignore[arg-type]
+        )
+
+    def _graph_limit(self, config: EngineConfig) -> int | None:
+        """The largest batch to record; None leaves it to the memory."""
+        wanted = config.cuda_graph_max_bs
+        if wanted is None:
+            # Where a launch costs little, recording saves little.
+            cheap = self.device.type != "cuda"
+            if cheap or self.attn_backend.pads_to_context:
+                return 0
+            return None
+        return min(wanted, config.max_running_req)
 
     def _free_memory(self) -> int:
         """Bytes: free on the GPU; on a CPU a quarter of the machine's memory.
@@ -213,8 +264,7 @@ class Engine:
                     f"request {req.uid} has {req.device_len} tokens, more "
                     f"than the context of {self.max_seq_len}"
                 )
-        with self.ctx.forward_batch(batch):
-            logits = self.model.forward()
+        logits = self._run_model(batch)
         for req in batch.reqs:
             req.complete_one()
         tokens = self.sampler.sample(logits, args)
@@ -227,6 +277,15 @@ class Engine:
         event.record()
         # A failed row may run once more before the host sees that it failed.
         return ForwardOutput(tokens.clamp(min=0), on_host, event)
+
+    @nvtx_annotate("Model")
+    def _run_model(self, batch: Batch) -> torch.Tensor:
+        """Logits [requests, vocab], recorded or launch by launch."""
+        if self.graph_runner.can_use_cuda_graph(batch):
+            return self.graph_runner.replay(batch)
+        with self.ctx.forward_batch(batch):
+            logits: torch.Tensor = self.model.forward()
+        return logits
 
     def shutdown(self) -> None:
         """Leave the other ranks, once they have come to the same point."""

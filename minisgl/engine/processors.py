@@ -100,8 +100,10 @@ def _penalize(
     tokens: int64 [n, L]; known and made: bool [n, L], which of them count as
     seen, and as part of the answer. The penalties are float32 [n, 1].
 
-    Repetition as in CTRL (Keskar et al. 2019, section 4.1), mended for negative
-    logits; the other two as in the documentation of OpenAI's API.
+    First repetition, as in CTRL (Keskar et al. 2019, section 4.1): the logits
+    of tokens seen are divided by it, or multiplied where they are negative.
+    Then frequency is taken off for every time a token is in the answer, and
+    presence once if it is (as the documentation of OpenAI's API says).
     """
     none = torch.zeros_like(logits)
     seen = none.scatter_add(1, tokens, known.float()) > 0

@@ -37,7 +37,8 @@ class UserReply(BaseFrontendMsg):
 
     incremental_output: what is new; the pieces joined are the answer.
     finished: this is the last message about it.
-    finish_reason, error: as in `DetokenizeMsg`, with the last one.
+    finish_reason, error: as in `DetokenizeMsg`, with the last one; or gone: the
+        engine is.
     completion_tokens: how many tokens this is about, also if their text is held
         back; summed over all replies, those of the answer.
     prompt_tokens, cached_tokens: as in `DetokenizeMsg`, once.

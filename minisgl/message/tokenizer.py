@@ -66,8 +66,9 @@ class DetokenizeMsg(BaseTokenizerMsg):
 
     next_token: the id; -1 when the request failed and there is none.
     finished: this is the last message about it.
-    finish_reason: with the last one: stop (an end token), length, error (it
-        failed here), or refused (it was at fault itself).
+    finish_reason: with the last one: stop (an end token, or one that the
+        request named), length, error (it failed here), or refused (it was at
+        fault itself).
     error: what went wrong, for a person to read.
     prompt_tokens: tokens of the prompt; with the first token of a request.
     cached_tokens: how many of them were in the cache; with the first token.

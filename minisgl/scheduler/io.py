@@ -75,17 +75,13 @@ class SchedulerIOMixin:
             self._open_rank1(config)
 
     def _open_rank0(self, config: SchedulerConfig) -> None:
-        backend, detokenizer = (
-            config.zmq_backend_addr,
-            config.zmq_detokenizer_addr,
-        )
+        requests = config.zmq_backend_addr
+        tokens = config.zmq_detokenizer_addr
         link = config.backend_create_detokenizer_link
-        self._inbound = ZmqPullQueue(backend, True, BaseBackendMsg.decoder)
-        self._outbound = ZmqPushQueue(
-            detokenizer, link, BaseTokenizerMsg.encoder
-        )
+        self._inbound = ZmqPullQueue(requests, True, BaseBackendMsg.decoder)
+        self._outbound = ZmqPushQueue(tokens, link, BaseTokenizerMsg.encoder)
         self._queues = [self._inbound, self._outbound]
-        self._created = [backend, detokenizer] if link else [backend]
+        self._created = [requests, tokens] if link else [requests]
         self.receive_msg = self._recv_msg_single_rank
         self.send_result = self._reply_tokenizer_rank0
         if self._ranks > 1:

@@ -141,6 +141,7 @@ class PrefillManager:
         return Batch(reqs=reqs, phase="prefill")
 
     def _yields_to_decode(self) -> bool:
+        """Whether this step is left to the running requests; changes nothing."""
         limit = self.prefills_in_a_row
         return 0 < limit <= self._in_a_row and self.decode_manager.runnable
 

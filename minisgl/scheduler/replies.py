@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from minisgl.core import SamplingParams
 from minisgl.engine import FAILED_TOKEN
-from minisgl.message import DetokenizeMsg, StatusResultMsg, TokenLogprob
+from minisgl.message import (
+    AbortMsg,
+    DetokenizeMsg,
+    StatusResultMsg,
+    TokenLogprob,
+)
 
 if TYPE_CHECKING:
+    from minisgl.scheduler.config import SchedulerConfig
     from minisgl.scheduler.scheduler import ForwardData, Scheduler
 
 
@@ -73,6 +79,18 @@ class ReplyMaker:
         reason: `error`, or `refused` if the request itself is at fault.
         """
         return DetokenizeMsg(uid, FAILED_TOKEN, True, reason, error)
+
+    def abort(self, uid: int, config: SchedulerConfig) -> list[Any]:
+        """Count an abort; what has to be sent because of it.
+
+        A detokenizer that is a process of its own has not heard of it and would
+        keep the text so far for ever.
+        """
+        self.aborted += 1
+        own_process = config.backend_create_detokenizer_link
+        return (
+            [AbortMsg(uid)] if own_process and not config.offline_mode else []
+        )
 
     def status(self, uid: int, scheduler: Scheduler) -> Any:
         """How a scheduler is: a StatusResultMsg, sent as if it were a token."""

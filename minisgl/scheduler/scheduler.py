@@ -174,7 +174,8 @@ class Scheduler(SchedulerIOMixin):
             case StatusBackendMsg(uid=uid):
                 self.send_result([self.replies.status(uid, self)])
             case AbortBackendMsg(uid=uid):
-                self.replies.aborted += self._is_here(uid)
+                if self._is_here(uid):
+                    self.send_result(self.replies.abort(uid, self.config))
                 chunk = self.prefill_manager.abort_req(uid)
                 req = chunk or self.inflight.find(uid)
                 req = req or self.decode_manager.abort_req(uid)
@@ -217,6 +218,7 @@ class Scheduler(SchedulerIOMixin):
 
     def _prepare_batch(self, batch: Batch) -> ForwardInput:
         self.cache_manager.allocate_paged(batch.reqs)
+        self.engine.graph_runner.pad_batch(batch)
         tuples = make_inputs(batch, self.table_manager.page_table)
         self.engine.attn_backend.prepare_metadata(batch)
         sample_args = self.engine.sampler.prepare(batch)

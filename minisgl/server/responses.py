@@ -150,7 +150,7 @@ class GenerateAnswer(BaseModel):
 
 
 class Health(BaseModel):
-    """What the scheduler counts; absent while it is too busy to say."""
+    """What the scheduler counts; nothing while it is too busy to say."""
 
     status: Literal["ok", "busy"]
     numbers: dict[str, int]

@@ -5,10 +5,10 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[i]) for i in (2, 0)]
 
-from peers import Called, Server, message, shown
+from peers import Called, Server, message
 
 from minisgl.message import AbortBackendMsg, ExitMsg
-from tools.stagekit import model_path, run
+from tools.stagekit import measured, model_path, run
 
 LENGTHS = {1: 8, 2: 24, 3: 16}
 KINDS = {"1 request": (1, 20), "16 requests": (16, 20), "a refusal": (1, 0)}
@@ -17,12 +17,13 @@ KINDS = {"1 request": (1, 20), "16 requests": (16, 20), "a refusal": (1, 0)}
 def costs(called: Called, server: Server) -> None:
     print(f"\n{'one step of':14}{'called':>12}{'in a process':>16}")
     for kind, (count, prompt) in KINDS.items():
-        times: tuple[list[float], list[float]] = [], []
-        for _ in range(4 if prompt else 100):
-            msgs = [message(100 + n, 32, prompt) for n in range(count)]
-            for gaps, peer in zip(times, (called, server), strict=True):
-                gaps += peer.gaps(msgs)
-        print(f"{kind:14}{shown(times[0]):>12}{shown(times[1]):>16}")
+        msgs = [message(100 + n, 32, prompt) for n in range(count)]
+        rounds: tuple[list[float], list[float]] = [], []
+        for _ in range(6):  # in turns
+            for times, peer in zip(rounds, (called, server), strict=True):
+                times.append(peer.typical(msgs, 1 if prompt else 32))
+        cells = [measured(1000 * min(times), "ms", 2) for times in rounds]
+        print(f"{kind:14}{cells[0]:>12}{cells[1]:>16}")
 
 
 def main(model: str = "qwen3-tiny") -> None:
@@ -50,9 +51,8 @@ def main(model: str = "qwen3-tiny") -> None:
         server.until(6, 7, count=2)
         server.ask(ExitMsg())
         server.until(6, 7)
-        server.process.join()
         print("\nrequests 6 and 7:", server.said[7][-1].error)
-        code, left = server.process.exitcode, len([*folder.iterdir()])
+        code, left = server.exit_code(), len([*folder.iterdir()])
         print(f"exit code {code}, files left: {left}")
 
 

@@ -25,7 +25,6 @@ from minisgl.scheduler import Scheduler, SchedulerConfig
 from minisgl.scheduler.addresses import make_socket_dir, remove_socket_dir
 from minisgl.scheduler.server import schedule_worker
 from minisgl.utils import ZmqPullQueue, ZmqPushQueue
-from tools.stagekit import measured
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -71,14 +70,17 @@ class Peer:
                     break
                 self.step()
 
-    def gaps(self, msgs: list[UserMsg]) -> list[float]:
-        """Ask; the seconds up to the first step's tokens, to the next, ..."""
-        times, left = [perf_counter()], len(msgs)
-        self.ask(*msgs)
-        while left > 0:
-            left -= sum(msg.finished for msg in self._step())
-            times.append(perf_counter())
-        return [b - a for a, b in pairwise(times)]
+    def typical(self, msgs: list[UserMsg], times: int) -> float:
+        """Ask so often; the median seconds from one step's tokens to the next."""
+        gaps: list[float] = []
+        for _ in range(times):
+            came, left = [perf_counter()], len(msgs)
+            self.ask(*msgs)
+            while left > 0:
+                left -= sum(msg.finished for msg in self._step())
+                came.append(perf_counter())
+            gaps += [b - a for a, b in pairwise(came)]
+        return median(gaps)
 
 
 class Called(Peer):
@@ -143,6 +145,11 @@ class Server(Peer):
         self.replies.stop()
         remove_socket_dir(self.config)
 
+    def exit_code(self) -> int | None:
+        """Of the process, once it has ended."""
+        self.process.join()
+        return self.process.exitcode
+
     def ask(self, *msgs: BaseBackendMsg) -> None:
         for msg in msgs:
             self.requests.put(msg)
@@ -150,8 +157,3 @@ class Server(Peer):
     def _step(self) -> list[DetokenizeMsg]:
         msg: Any = self.replies.get()
         return msg.data if isinstance(msg, BatchTokenizerMsg) else [msg]
-
-
-def shown(gaps: list[float]) -> str:
-    """The median of some times."""
-    return measured(1000 * median(gaps), "ms", 2)

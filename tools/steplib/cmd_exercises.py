@@ -1,8 +1,7 @@
-"""The reader's loop, first half: exercises, start, hint, status."""
+"""The reader's loop begins: exercises, start, hint."""
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import Annotated
@@ -12,34 +11,16 @@ import typer
 from tools.steplib import report
 from tools.steplib.book import ROOT, Book, ManifestError
 from tools.steplib.progress import Progress
-from tools.steplib.shelf import Item, Shelf, started
-
-Which = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[X]", help="ex07-1, 7, ch07; in a started worktree: its own."
-    ),
-]
-Zh = Annotated[
-    bool | None,
-    typer.Option("--zh/--en", help="Language; default: the terminal's."),
-]
-STEPS = "python tools/steps.py"
-
-
-def language(zh: bool | None) -> str:
-    """``zh`` or ``en``: as asked for, else as the environment's locale says."""
-    if zh is None:
-        names = ("LC_ALL", "LC_MESSAGES", "LANG")
-        found = next((v for n in names if (v := os.environ.get(n))), "")
-        zh = found.lower().startswith("zh")
-    return "zh" if zh else "en"
-
-
-def shown(path: Path) -> str:
-    """A path as one types it from where one is."""
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+from tools.steplib.reader import (
+    STEPS,
+    Which,
+    Zh,
+    language,
+    open_worktrees,
+    shown,
+    state,
+)
+from tools.steplib.shelf import Item, Shelf
 
 
 def exercises(
@@ -66,14 +47,12 @@ def exercises(
         _prove(full, only)
         return
     shelf = Shelf(ROOT)
-    progress, open_ = Progress(shelf.main), _open(shelf)
+    progress, open_ = Progress(shelf.main), open_worktrees(shelf)
     rows = []
     for exercise in shelf.exercises:
-        state = _state(progress, open_, exercise.id)
-        title = exercise.title[language(zh)]
-        rows.append(
-            (exercise.id, title, exercise.stars, exercise.minutes, state)
-        )
+        title, how = exercise.title[language(zh)], exercise.stars
+        far = state(progress, open_, exercise.id)
+        rows.append((exercise.id, title, how, exercise.minutes, far))
     if as_json:
         keys = ("id", "title", "difficulty", "minutes", "state")
         report.show_json([dict(zip(keys, row, strict=True)) for row in rows])
@@ -105,24 +84,6 @@ def _prove(full: bool, only: str | None) -> None:
     )
 
 
-def _open(shelf: Shelf) -> dict[str, Path]:
-    """Worktrees that have been started, by what for."""
-    from tools.steplib import worktrees
-
-    folders = worktrees.worktrees(shelf.root)
-    return {name: p for p in folders if (name := started(p)) is not None}
-
-
-def _state(progress: Progress, open_: dict[str, Path], id: str) -> str:
-    """What a list says of one chapter or exercise."""
-    entry = progress.of(id)
-    if entry.green:
-        return f"done {entry.green}"
-    if id in open_:
-        return f"started, {entry.last}" if entry.last else "started"
-    return ""
-
-
 def start(
     which: Annotated[
         str, typer.Argument(metavar="X", help="A chapter or an exercise.")
@@ -135,15 +96,25 @@ def start(
 ) -> None:
     """Make a new worktree in which you write a chapter or an exercise."""
     from tools.steplib import worktrees
-    from tools.steplib.stubs import extract_source
 
     shelf = Shelf(ROOT)
     item = shelf.find(which)
     dest = worktrees.start(shelf, item, folder)
-    lang = language(zh)
+    _tell(item, dest, worktrees.branch(item), language(zh))
+    if item.exercise is None and worktrees.is_unsaved(shelf, item):
+        typer.echo(
+            "note      what you wrote in this checkout, uncommitted, stays here: "
+            f"the worktree begins anew, and it is what {item.id} is graded by now"
+        )
+
+
+def _tell(item: Item, dest: Path, branch: str, lang: str) -> None:
+    """Say where a worktree is, what to read and write, and what to do then."""
+    from tools.steplib.stubs import extract_source
+
     time_ = f" (about {item.exercise.minutes} minutes)" if item.exercise else ""
     typer.echo(f"{item.id}: {item.title(lang)}{time_}")
-    typer.echo(f"worktree  {shown(dest)}, branch {worktrees.branch(item)}")
+    typer.echo(f"worktree  {shown(dest)}, branch {branch}")
     page = dest / "docs" / lang / f"{item.chapter.name}.md"
     if not page.is_file():
         page = dest / "docs/en" / page.name
@@ -183,53 +154,7 @@ def hint(which: Which = None, zh: Zh = None) -> None:
     progress.hint(item.id, number)
 
 
-def status(zh: Zh = None) -> None:
-    """Say what is done, what is open, and the one thing to do next."""
-    shelf = Shelf(ROOT)
-    progress, open_ = Progress(shelf.main), _open(shelf)
-    items = shelf.items()
-    for kind, some in (
-        ("chapters written", [i for i in items if i.exercise is None]),
-        ("exercises done", [i for i in items if i.exercise is not None]),
-    ):
-        done = [i.id for i in some if progress.of(i.id).green]
-        typer.echo(
-            f"{kind:17}{len(done):3} of {len(some)}  {' '.join(done)}".rstrip()
-        )
-    unfinished = [
-        i for i in items if i.id in open_ and not progress.of(i.id).green
-    ]
-    for item in unfinished:
-        state = _state(progress, open_, item.id)
-        typer.echo(
-            f"open             {item.id} in {shown(open_[item.id])}, {state}"
-        )
-    typer.echo(
-        f"next             {_next(items, unfinished, progress, open_, zh)}"
-    )
-
-
-def _next(
-    items: list[Item],
-    unfinished: list[Item],
-    progress: Progress,
-    open_: dict[str, Path],
-    zh: bool | None,
-) -> str:
-    if unfinished:
-        item = unfinished[-1]
-        here = open_[item.id] == Path(ROOT)
-        go = "" if here else f"cd {shown(open_[item.id])} && "
-        return f"{go}{STEPS} grade ({item.title(language(zh))})"
-    done = [at for at, item in enumerate(items) if progress.of(item.id).green]
-    later = items[max(done) + 1 :] if done else items
-    left = [i for i in [*later, *items] if not progress.of(i.id).green]
-    if not left:
-        return "nothing is left: every chapter and exercise is done"
-    return f"{STEPS} start {left[0].id} ({left[0].title(language(zh))})"
-
-
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
-    for command in (exercises, start, hint, status):
+    for command in (exercises, start, hint):
         app.command()(command)

@@ -1,4 +1,4 @@
-"""The reader's loop, second half: grade, compare."""
+"""The reader's loop ends: grade, compare."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import typer
 
 from tools.steplib import report
 from tools.steplib.book import ROOT, ManifestError
-from tools.steplib.cmd_exercises import STEPS, Which, shown
 from tools.steplib.gitrepo import GitError, Repo
 from tools.steplib.progress import Progress
+from tools.steplib.reader import STEPS, Which, shown
 from tools.steplib.shelf import Item, Shelf
 from tools.steplib.worktrees import place_of
 
@@ -30,7 +30,7 @@ def grade(
     shelf = Shelf(ROOT)
     item = shelf.find(which)
     root = place_of(shelf, item)
-    typer.echo(f"{item.id}: {item.title('en')}, in {shown(root)}")
+    typer.echo(f"{item.id}: {item.title('en')}, {shown(root)}")
     verdict = grading.grade(item, root)
     if verbose:
         for part in verdict.parts:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tools.steplib.book import PACKAGE, Chapter
 from tools.steplib.lint import Lint
+from tools.steplib.shelf import started
 from tools.steplib.show import MAX_SUPERSEDED, MAX_VERSIONS, count_lines
 
 
@@ -55,7 +56,7 @@ def files_under(folder: Path) -> Iterator[Path]:
 def _package(lint: Lint) -> None:
     book = lint.book
     package = book.root / PACKAGE
-    known = set(book.paths)
+    known = set(book.paths) | _practised(book.root)
     last = book.chapters[-1]
     for path in files_under(package):
         name = path.relative_to(package).as_posix()
@@ -69,6 +70,18 @@ def _package(lint: Lint) -> None:
     for path in sorted((book.root / "tests").glob("test_ch[0-9][0-9]_*.py")):
         if f"tests/{path.name}" not in listed:
             lint.report(path, 1, last, "no manifest names this test file")
+
+
+def _practised(root: Path) -> set[str]:
+    """Package files that a worktree of `start` has from the starters there."""
+    if started(root) is None:
+        return set()
+    starters = root.glob(f"stages/*/exercises/*/starter/{PACKAGE}")
+    return {
+        path.relative_to(starter).as_posix()
+        for starter in starters
+        for path in files_under(starter)
+    }
 
 
 def _frozen(lint: Lint) -> None:

@@ -142,6 +142,8 @@ def describe(where: str, error: BaseException) -> dict[str, Any]:
     """
     causes = list(_causes(error))
     frames = [frame for cause in reversed(causes) for frame in _frames(cause)]
+    if isinstance(error, pytest.Collector.CollectError) and len(causes) > 1:
+        error = causes[-1]  # pytest's own words say less
     lines = [line for line in str(error).splitlines() if line.strip()]
     message = lines[0].strip() if lines else ""
     stub = _is_stub(causes[-1]) or "NotImplementedError" in str(error)
@@ -178,8 +180,11 @@ def _is_stub(error: BaseException) -> bool:
 def _frames(error: BaseException) -> list[tuple[str, int]]:
     folder = os.getcwd() + os.sep
     frames = traceback.extract_tb(error.__traceback__)
+    places = [(frame.filename, frame.lineno or 0) for frame in frames]
+    if isinstance(error, SyntaxError):  # the file was not run: no frame of it
+        places.append((error.filename or "", error.lineno or 0))
     return [
-        (frame.filename.removeprefix(folder), frame.lineno or 0)
-        for frame in frames
-        if frame.filename.startswith(folder)
+        (path.removeprefix(folder), line)
+        for path, line in places
+        if path.startswith(folder)
     ]

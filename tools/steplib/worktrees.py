@@ -49,8 +49,8 @@ def start(shelf: Shelf, item: Item, dest: Path | None) -> Path:
     dest = (dest or shelf.main / FOLDER / item.id).absolute()
     if (there := find(shelf, item)) is not None:
         raise ManifestError(
-            f"{item.id} is started already: go on in {there}; to begin anew, "
-            f"git worktree remove --force {there} && git branch -D {branch(item)}"
+            f"{item.id} is started already: go on in {there} (to begin anew: "
+            f"git worktree remove --force {there}; git branch -D {branch(item)})"
         )
     if dest.exists():
         raise ManifestError(f"{dest} exists: name another folder behind the id")
@@ -111,12 +111,7 @@ def place_of(shelf: Shelf, item: Item) -> Path:
     """
     if (there := find(shelf, item)) is not None:
         return there
-    here = shelf.on_tag and started(shelf.root) is None
-    if (
-        here
-        and item.exercise is None
-        and _last_stage(shelf.root) == item.chapter.name
-    ):
+    if item.exercise is None and _is_tag_of(shelf, item):
         if _is_done(shelf.root, item):
             raise ManifestError(
                 f"this is {item.id}-done, which the book wrote: "
@@ -128,8 +123,18 @@ def place_of(shelf: Shelf, item: Item) -> Path:
     )
 
 
-def _last_stage(root: Path) -> str:
-    return max(p.name for p in (root / "stages").glob("ch[0-9][0-9]-*"))
+def _is_tag_of(shelf: Shelf, item: Item) -> bool:
+    """Whether this checkout is a tag of the chapter, and no worktree of `start`."""
+    if not shelf.on_tag or started(shelf.root) is not None:
+        return False
+    stages = (shelf.root / "stages").glob("ch[0-9][0-9]-*")
+    return max(path.name for path in stages) == item.chapter.name
+
+
+def is_unsaved(shelf: Shelf, item: Item) -> bool:
+    """Whether this checkout is the chapter's tag, and was edited since."""
+    edited = ("status", "--porcelain", "--untracked-files=no")
+    return _is_tag_of(shelf, item) and bool(Repo(shelf.root).line(*edited))
 
 
 def _is_done(root: Path, item: Item) -> bool:

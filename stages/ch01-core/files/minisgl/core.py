@@ -92,7 +92,7 @@ class Batch:
     padding. With T tokens in the step,
 
     input_ids: int32 [T], the tokens to compute.
-    positions: int32 [T], where each stands in its own sequence.
+    positions: int [T], where each stands in its own sequence.
     """
 
     reqs: list[Req]

@@ -95,7 +95,7 @@ class Batch:
     padding. With T tokens in the step,
 
     input_ids: int32 [T], the tokens to compute.
-    positions: int32 [T], where each stands in its own sequence.
+    positions: int [T], where each stands in its own sequence.
     out_loc: int32 [T], the slots of the KV pool that receive their keys.
     """
 

@@ -50,7 +50,9 @@ class Engine:
 
     def __init__(self, config: EngineConfig) -> None:
         if config.tp_info.size != 1:
-            raise ValueError("a model over several ranks is not supported")
+            raise ValueError(
+                "a model over several ranks is not supported: use 1"
+            )
         self.device = pick_device(config.device)
         self.dtype = resolve_dtype(config.dtype, config.hf_config)
         self.stream = new_stream(self.device)
