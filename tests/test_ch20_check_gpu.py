@@ -214,12 +214,27 @@ def test_a_backend_that_refuses_is_a_skip_with_its_reason(monkeypatch, models):
         whole.parity(setting, "qwen3", torch.bfloat16)
 
 
-def test_what_a_cpu_has_not_got_is_a_skip(models):
-    setting = Setting(CPU, models)
-    with pytest.raises(Skip, match="no CUDA device"):
-        whole.graph(setting)
-    with pytest.raises(Skip, match="no setting magic"):
-        whole.on_and_off(setting, "magic", {}, {}, torch.float32)
+def test_recorded_steps_are_compared_with_launched_ones(run, monkeypatch):
+    done = run("--only", "graph and eager: qwen3_moe")
+    assert done.exit_code == 0, done.output
+    assert "192 of 192 tokens equal" in done.output
+    answer, seen = whole.answer, []
+
+    def other_tokens(config, prompts):
+        seen.append(config.cuda_graph_max_bs)
+        answers = answer(config, prompts)
+        return answers[::-1] if config.cuda_graph_max_bs else answers
+
+    monkeypatch.setattr(whole, "answer", other_tokens)
+    done = run("--only", "graph and eager: qwen3_moe")
+    assert done.exit_code == 1 and seen == [0, 8]
+
+
+def test_one_gpu_is_a_skip_of_two_ranks(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    setting = Setting(torch.device("cuda"), None)
+    with pytest.raises(Skip, match="1 GPU; two are needed"):
+        whole.ranks(setting, "qwen3", torch.float32)
 
 
 def test_a_rank_that_dies_is_an_error_and_leaves_nobody(models, monkeypatch):

@@ -53,7 +53,7 @@ def make_layer() -> Layer:
 
     def draw(*shape: int) -> torch.Tensor:
         made = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
-        return made * shape[-1] ** -0.5
+        return made.mul_(shape[-1] ** -0.5)
 
     return Layer(
         draw(EXPERTS, 2 * MIDDLE, HIDDEN), draw(EXPERTS, HIDDEN, MIDDLE)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +28,13 @@ def make_prompts() -> list[Ids]:
     return [[rng.randrange(1000) for _ in range(n)] for n in lengths]
 
 
-def has_setting(name: str) -> bool:
-    """Whether the scheduler knows a setting of that name."""
-    return name in {field.name for field in fields(SchedulerConfig)}
-
-
 def make_config(
     folder: Path, device: torch.device, **settings: Any
 ) -> SchedulerConfig:
-    """A small engine in float32, without queues; `settings` change it."""
+    """A small engine in float32, without queues; `settings` change it.
+
+    Nothing is recorded unless they say so: it would take longer than to run.
+    """
     usual = {
         "tp_info": DistributedInfo(0, 1),
         "dtype": "float32",
@@ -46,6 +43,7 @@ def make_config(
         "max_running_req": 16,
         "max_seq_len_override": 512,
         "num_page_override": 4096 // settings.get("page_size", 16),
+        "cuda_graph_max_bs": 0,
         "offline_mode": True,
     }
     return SchedulerConfig(str(folder), **usual | settings)

@@ -78,7 +78,8 @@ def _run(check: Check, setting: Setting) -> tuple[str, str]:
         text = str(error).strip() or type(error).__name__
         return "FAILED", text.splitlines()[0][:200]
     finally:
-        gc.collect()  # engines hold themselves in circles
+        if on_gpu:
+            gc.collect()  # engines hold themselves in circles
 
 
 def _is_alive(setting: Setting) -> bool:

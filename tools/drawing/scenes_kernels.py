@@ -14,7 +14,7 @@ def store_kernel(say: Say) -> Canvas:
         say(
             "Each warp takes one token: it reads the token's slot, then its 32 "
             "lanes copy the key row and the value row, 16 bytes each.",
-            "每个 warp 负责一个 token：先读它的槽号，"
+            "每个 warp 负责一个 token：先读它的槽位，"
             "再由 32 个 lane 各搬 16 字节，复制键行和值行。",
         ),
         height=338,
@@ -26,7 +26,7 @@ def store_kernel(say: Say) -> Canvas:
         c.box(40, y, 120, 24, "q", "grey", mono=True)
         c.box(160, y, 56, 24, "k", "amber", mono=True)
         c.box(216, y, 56, 24, "v", "green", mono=True)
-    c.text(300, 18, say("slots", "槽号"), bold=True)
+    c.text(300, 18, say("slots", "槽位"), bold=True)
     for row, slot in enumerate(("5", "1", "4")):
         y = 34 + row * 34
         c.box(300, y, 40, 24, slot, "plain", mono=True)
@@ -108,5 +108,82 @@ def one_source(say: Say) -> Canvas:
         28,
         say("= two lines of torch", "= 两行 torch"),
         "plain",
+    )
+    return c
+
+
+_CHOICES = ((0, 2), (2, 1), (0, 2), (2, 0), (2, 1))
+_KINDS = ("blue", "amber", "green")
+_PLACES = (
+    (0, ("0", "4", "7", "")),
+    (1, ("3", "9", "", "")),
+    (2, ("1", "2", "5", "6")),
+    (2, ("8", "", "", "")),
+)
+
+
+@diagram("expert-blocks")
+def expert_blocks(say: Say) -> Canvas:
+    c = Canvas(
+        say(
+            "Five tokens choose two of three experts each; the ten pairs are "
+            "sorted by expert and padded to four blocks of four places, each "
+            "with one expert.",
+            "五个 token 各选三个专家中的两个；十个（token，选择）对按专家排序，"
+            "填充成四个各有四个位置的块，每块只属于一个专家。",
+        ),
+        height=318,
+    )
+    c.text(
+        14, 18, say("token: its two experts", "token：选中的专家"), bold=True
+    )
+    for token, chosen in enumerate(_CHOICES):
+        x = 14 + token * 84
+        c.text(x, 44, f"t{token}", mono=True, size=12)
+        for choice, expert in enumerate(chosen):
+            c.box(
+                *(x + 22 + 27 * choice, 32, 27, 24),
+                f"e{expert}",
+                _KINDS[expert],
+                mono=True,
+                size=12,
+            )
+            pair = str(2 * token + choice)
+            c.text(x + 35.5 + 27 * choice, 66, pair, "middle", GREY, size=11)
+    c.text(14, 66, say("pair", "对"), color=GREY, size=11)
+    c.arrow(220, 78, 220, 106)
+    c.text(
+        232,
+        92,
+        say("sorted by expert, padded", "按专家排序，再填充"),
+        size=12,
+        color=GREY,
+    )
+    c.text(14, 122, say("blocks", "块"), bold=True)
+    for block, (expert, pairs) in enumerate(_PLACES):
+        x = 14 + block * 106
+        kinds = [_KINDS[expert] if pair else "grey" for pair in pairs]
+        c.cells(x, 138, list(pairs), kinds, w=24)
+        c.arrow(x + 48, 164, x + 48, 194)
+        text = f"x[p//2] W{expert}"
+        c.box(x, 196, 96, 30, text, _KINDS[expert], mono=True, size=12)
+        c.arrow(x + 48, 226, x + 48, 252)
+    c.box(
+        14,
+        254,
+        414,
+        26,
+        say("a row of the result for each pair", "每一对得到结果中的一行"),
+        "plain",
+    )
+    c.text(
+        14,
+        300,
+        say(
+            "expert of each block: 0 1 2 2; places used: 16; pairs: 10",
+            "各块的专家：0 1 2 2；用去 16 个位置；共 10 对",
+        ),
+        size=12,
+        color=GREY,
     )
     return c

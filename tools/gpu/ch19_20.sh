@@ -11,6 +11,8 @@ cd "$(dirname "$0")/../.."
 out="${1:-${OUT:-.cache/gpu}}"
 mkdir -p "$out"
 export PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false TRANSFORMERS_VERBOSITY=error
+# Of no use to two GPUs, and on some machines not allowed: NVLink's multicast.
+export NCCL_NVLS_ENABLE="${NCCL_NVLS_ENABLE:-0}"
 # Compiled here and now, so that compile times are what they say.
 XDG_CACHE_HOME="$(mktemp -d)"
 export XDG_CACHE_HOME TRITON_CACHE_DIR="$XDG_CACHE_HOME/triton"
