@@ -9,6 +9,7 @@ import typer
 
 from minisgl.attention import SUPPORTED_ATTENTION_BACKENDS
 from minisgl.kvcache import SUPPORTED_CACHE_MANAGER
+from minisgl.moe import SUPPORTED_MOE_BACKENDS
 from minisgl.server.args import version
 
 _Check = Callable[[Any], Any]
@@ -79,6 +80,7 @@ def _version(wanted: bool) -> None:
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 _LEVELS = ("debug", "info", "warning", "error")
 _BACKENDS = ("auto", *SUPPORTED_ATTENTION_BACKENDS.supported_names())
+_MOE_BACKENDS = ("auto", *SUPPORTED_MOE_BACKENDS.supported_names())
 _CACHES = ("auto", *SUPPORTED_CACHE_MANAGER.supported_names())
 
 GROUPS = {
@@ -118,6 +120,13 @@ GROUPS = {
             "--attention-backend --attn",
             f"What computes attention: {', '.join(_BACKENDS)}.",
             check=_one_of(*_BACKENDS),
+        ),
+        Option(
+            "moe_backend",
+            str,
+            "--moe-backend",
+            f"What computes layers of experts: {', '.join(_MOE_BACKENDS)}.",
+            check=_one_of(*_MOE_BACKENDS),
         ),
         Option(
             "max_seq_len_override",
