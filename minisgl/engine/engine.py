@@ -29,6 +29,7 @@ from minisgl.layers import BaseOP, set_rope_device
 from minisgl.layers.packed import can_pack, pack_linears
 from minisgl.models import BaseLLMModel, create_model, load_model_weight
 from minisgl.models.shard import local_config
+from minisgl.moe import create_moe_backend
 from minisgl.utils import (
     align_ceil,
     init_logger,
@@ -107,6 +108,10 @@ class Engine:
         self.dummy_req = make_dummy(self.page_table, dummy_slot)
         self.attn_backend = create_attention_backend(attn_backend, local)
         self.ctx.attn_backend = self.attn_backend
+        if config.model_config.is_moe:
+            self.ctx.moe_backend = create_moe_backend(
+                config.moe_backend, self.device
+            )
         # Ranks draw for themselves, so they must draw the same numbers.
         seed = self._from_rank0(random.SystemRandom().getrandbits(62))
         vocab_size = config.model_config.vocab_size

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from minisgl.attention import SUPPORTED_ATTENTION_BACKENDS
 from minisgl.kvcache import SUPPORTED_CACHE_MANAGER
+from minisgl.moe import SUPPORTED_MOE_BACKENDS
 from minisgl.server import checks
 
 
@@ -30,6 +31,7 @@ class Option(NamedTuple):
 
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 _BACKENDS = ("auto", *SUPPORTED_ATTENTION_BACKENDS.supported_names())
+_MOE_BACKENDS = ("auto", *SUPPORTED_MOE_BACKENDS.supported_names())
 _CACHES = ("auto", *SUPPORTED_CACHE_MANAGER.supported_names())
 
 GROUPS = {
@@ -70,6 +72,13 @@ GROUPS = {
             f"What computes attention: {', '.join(_BACKENDS)}. Two names with "
             "a comma between are for prefill and for decode.",
             check=checks.attention_backend,
+        ),
+        Option(
+            "moe_backend",
+            str,
+            "--moe-backend",
+            f"What computes layers of experts: {', '.join(_MOE_BACKENDS)}.",
+            check=checks.one_of(*_MOE_BACKENDS),
         ),
         Option(
             "max_seq_len_override",
