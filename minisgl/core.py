@@ -14,6 +14,7 @@ from minisgl.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from minisgl.attention import BaseAttnBackend, BaseAttnMetadata
     from minisgl.kvcache import BaseCacheHandle, BaseKVCachePool
+    from minisgl.moe import BaseMoeBackend
 
 __all__ = [
     "Batch",
@@ -101,6 +102,8 @@ class Batch:
     positions: int [T], where each stands in its own sequence.
     out_loc: int32 [T], the slots of the KV pool that receive their keys.
     attn_metadata: what the attention backend prepared for this step.
+    padded_reqs: the requests, and dummies after them up to a size that has been
+        recorded. The tensors are theirs; results are of the requests only.
     """
 
     reqs: list[Req]
@@ -109,6 +112,10 @@ class Batch:
     positions: torch.Tensor = field(init=False)
     out_loc: torch.Tensor = field(init=False)
     attn_metadata: BaseAttnMetadata = field(init=False)
+    padded_reqs: list[Req] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.padded_reqs = self.reqs
 
     @property
     def is_prefill(self) -> bool:
@@ -123,6 +130,11 @@ class Batch:
         """Number of requests."""
         return len(self.reqs)
 
+    @property
+    def padded_size(self) -> int:
+        """Number of requests, dummies included."""
+        return len(self.padded_reqs)
+
 
 @dataclass
 class Context:
@@ -133,11 +145,13 @@ class Context:
         row and position.
     kv_cache: the KV pool.
     attn_backend: what computes attention over it.
+    moe_backend: what computes layers of experts, if the model has any.
     """
 
     page_size: int
     page_table: torch.Tensor = field(init=False)
     attn_backend: BaseAttnBackend = field(init=False)
+    moe_backend: BaseMoeBackend = field(init=False)
     kv_cache: BaseKVCachePool = field(init=False)
     _batch: Batch | None = field(default=None, init=False)
 
