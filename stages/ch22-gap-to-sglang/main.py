@@ -50,12 +50,10 @@ def main(model: str = "qwen3-tiny") -> None:
     lines = [json.loads(line) for line in server.stdout if line[0] == "{"]
     print("\na line has", *lines[0])
     for one in lines:
-        print(f"{one['id']}: {one['prompt_tokens']} tokens", end=", ")
-        print(f"{one['cached_tokens']} of them cached", end=", ")
-        print(f"first after {measured(one['ttft'] * 1e3, 'ms')}", end=", ")
-        print(one["finish_reason"])
-    cost = measured(seconds_a_token() * 1e6, "us")
-    print(f"\nto count a token takes {cost}")
+        cached = f"{one['cached_tokens']} of {one['prompt_tokens']} cached"
+        first = measured(one["ttft"] * 1e3, "ms")
+        print(f"{one['id']}: {cached}, first {first}, {one['finish_reason']}")
+    print("\nto count a token:", measured(seconds_a_token() * 1e6, "us"))
 
 
 if __name__ == "__main__":
