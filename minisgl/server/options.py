@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
-
-import typer
 
 from minisgl.attention import SUPPORTED_ATTENTION_BACKENDS
 from minisgl.kvcache import SUPPORTED_CACHE_MANAGER
 from minisgl.moe import SUPPORTED_MOE_BACKENDS
-from minisgl.server.args import version
-
-_Check = Callable[[Any], Any]
+from minisgl.server import checks
 
 
 class Option(NamedTuple):
@@ -29,56 +24,12 @@ class Option(NamedTuple):
     names: str
     text: str
     least: int | None = None
-    check: _Check | None = None
+    check: checks.Check | None = None
     env: str | None = None
     eager: bool = False
 
 
-def _one_of(*known: str) -> _Check:
-    def check(value: str) -> str:
-        if value not in known:
-            names = ", ".join(known)
-            raise typer.BadParameter(f"{value!r} is not one of {names}")
-        return value
-
-    return check
-
-
-def _level(value: str) -> str:
-    found: str = _one_of(*_LEVELS)(value.lower())
-    return found
-
-
-def _device(value: str) -> str:
-    kind, _, number = value.partition(":")
-    if kind not in ("auto", "cpu", "cuda") or not (number or "0").isdecimal():
-        raise typer.BadParameter(f"{value!r} is not one of auto, cpu, cuda")
-    return value
-
-
-def _key(value: str | None) -> str | None:
-    # It travels in a header of HTTP.
-    if value is not None and not (
-        value.isascii() and value.isprintable() and value and " " not in value
-    ):
-        raise typer.BadParameter("a key is printable ASCII without spaces")
-    return value
-
-
-def _root(value: str) -> str:
-    if value and not value.startswith("/"):
-        raise typer.BadParameter(f"{value!r} does not begin with a slash")
-    return value.rstrip("/")
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        print(f"minisgl {version()}")
-        raise typer.Exit
-
-
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
-_LEVELS = ("debug", "info", "warning", "error")
 _BACKENDS = ("auto", *SUPPORTED_ATTENTION_BACKENDS.supported_names())
 _MOE_BACKENDS = ("auto", *SUPPORTED_MOE_BACKENDS.supported_names())
 _CACHES = ("auto", *SUPPORTED_CACHE_MANAGER.supported_names())
@@ -98,14 +49,14 @@ GROUPS = {
             "--dtype",
             f"What to compute in: {', '.join(_DTYPES)}. auto is what "
             "config.json states.",
-            check=_one_of(*_DTYPES),
+            check=checks.one_of(*_DTYPES),
         ),
         Option(
             "device",
             str,
             "--device",
             "auto, cpu or cuda. auto is a GPU if there is one.",
-            check=_device,
+            check=checks.device,
         ),
         Option(
             "tp_size",
@@ -118,15 +69,16 @@ GROUPS = {
             "attention_backend",
             str,
             "--attention-backend --attn",
-            f"What computes attention: {', '.join(_BACKENDS)}.",
-            check=_one_of(*_BACKENDS),
+            f"What computes attention: {', '.join(_BACKENDS)}. Two names with "
+            "a comma between are for prefill and for decode.",
+            check=checks.attention_backend,
         ),
         Option(
             "moe_backend",
             str,
             "--moe-backend",
             f"What computes layers of experts: {', '.join(_MOE_BACKENDS)}.",
-            check=_one_of(*_MOE_BACKENDS),
+            check=checks.one_of(*_MOE_BACKENDS),
         ),
         Option(
             "max_seq_len_override",
@@ -171,6 +123,15 @@ GROUPS = {
             "--no-overlap",
             "Launch a batch only once the last one's tokens are read.",
         ),
+        Option(
+            "cuda_graph_max_bs",
+            int | None,
+            "--cuda-graph-max-bs --graph",
+            "Most requests of a decode step that is recorded as a CUDA graph. "
+            "With 0 none is. If not given: 256, or what memory allows; on a "
+            "CPU 0.",
+            least=0,
+        ),
     ],
     "Memory and cache": [
         Option(
@@ -192,7 +153,7 @@ GROUPS = {
             str,
             "--cache-type",
             f"Which prefix cache: {', '.join(_CACHES)}.",
-            check=_one_of(*_CACHES),
+            check=checks.one_of(*_CACHES),
         ),
     ],
     "Server": [
@@ -229,7 +190,7 @@ GROUPS = {
             "--api-key",
             "The key that clients must send. Better not on the command line: "
             "other users of the machine can read it.",
-            check=_key,
+            check=checks.key,
             env="MINISGL_API_KEY",
         ),
         Option(
@@ -237,7 +198,7 @@ GROUPS = {
             str,
             "--root-path",
             "The path under which a proxy offers this server.",
-            check=_root,
+            check=checks.root,
         ),
         Option(
             "cors_origins",
@@ -259,7 +220,7 @@ GROUPS = {
             bool,
             "--version",
             "Say the version and end.",
-            check=_version,
+            check=checks.version,
             eager=True,
         ),
     ],
@@ -289,8 +250,8 @@ GROUPS = {
             "log_level",
             str,
             "--log-level",
-            f"What to log, and all that is worse: {', '.join(_LEVELS)}.",
-            check=_level,
+            f"What to log, and all that is worse: {', '.join(checks.LEVELS)}.",
+            check=checks.level,
             env="LOG_LEVEL",
         ),
         Option(

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
-
-import typer
 
 from minisgl.attention import SUPPORTED_ATTENTION_BACKENDS
 from minisgl.kvcache import SUPPORTED_CACHE_MANAGER
-from minisgl.server.args import version
-
-_Check = Callable[[Any], Any]
+from minisgl.server import checks
 
 
 class Option(NamedTuple):
@@ -28,56 +23,12 @@ class Option(NamedTuple):
     names: str
     text: str
     least: int | None = None
-    check: _Check | None = None
+    check: checks.Check | None = None
     env: str | None = None
     eager: bool = False
 
 
-def _one_of(*known: str) -> _Check:
-    def check(value: str) -> str:
-        if value not in known:
-            names = ", ".join(known)
-            raise typer.BadParameter(f"{value!r} is not one of {names}")
-        return value
-
-    return check
-
-
-def _level(value: str) -> str:
-    found: str = _one_of(*_LEVELS)(value.lower())
-    return found
-
-
-def _device(value: str) -> str:
-    kind, _, number = value.partition(":")
-    if kind not in ("auto", "cpu", "cuda") or not (number or "0").isdecimal():
-        raise typer.BadParameter(f"{value!r} is not one of auto, cpu, cuda")
-    return value
-
-
-def _key(value: str | None) -> str | None:
-    # It travels in a header of HTTP.
-    if value is not None and not (
-        value.isascii() and value.isprintable() and value and " " not in value
-    ):
-        raise typer.BadParameter("a key is printable ASCII without spaces")
-    return value
-
-
-def _root(value: str) -> str:
-    if value and not value.startswith("/"):
-        raise typer.BadParameter(f"{value!r} does not begin with a slash")
-    return value.rstrip("/")
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        print(f"minisgl {version()}")
-        raise typer.Exit
-
-
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
-_LEVELS = ("debug", "info", "warning", "error")
 _BACKENDS = ("auto", *SUPPORTED_ATTENTION_BACKENDS.supported_names())
 _CACHES = ("auto", *SUPPORTED_CACHE_MANAGER.supported_names())
 
@@ -96,14 +47,14 @@ GROUPS = {
             "--dtype",
             f"What to compute in: {', '.join(_DTYPES)}. auto is what "
             "config.json states.",
-            check=_one_of(*_DTYPES),
+            check=checks.one_of(*_DTYPES),
         ),
         Option(
             "device",
             str,
             "--device",
             "auto, cpu or cuda. auto is a GPU if there is one.",
-            check=_device,
+            check=checks.device,
         ),
         Option(
             "tp_size",
@@ -117,7 +68,7 @@ GROUPS = {
             str,
             "--attention-backend --attn",
             f"What computes attention: {', '.join(_BACKENDS)}.",
-            check=_one_of(*_BACKENDS),
+            check=checks.attention_backend,
         ),
         Option(
             "max_seq_len_override",
@@ -183,7 +134,7 @@ GROUPS = {
             str,
             "--cache-type",
             f"Which prefix cache: {', '.join(_CACHES)}.",
-            check=_one_of(*_CACHES),
+            check=checks.one_of(*_CACHES),
         ),
     ],
     "Server": [
@@ -220,7 +171,7 @@ GROUPS = {
             "--api-key",
             "The key that clients must send. Better not on the command line: "
             "other users of the machine can read it.",
-            check=_key,
+            check=checks.key,
             env="MINISGL_API_KEY",
         ),
         Option(
@@ -228,7 +179,7 @@ GROUPS = {
             str,
             "--root-path",
             "The path under which a proxy offers this server.",
-            check=_root,
+            check=checks.root,
         ),
         Option(
             "cors_origins",
@@ -250,7 +201,7 @@ GROUPS = {
             bool,
             "--version",
             "Say the version and end.",
-            check=_version,
+            check=checks.version,
             eager=True,
         ),
     ],
@@ -280,8 +231,8 @@ GROUPS = {
             "log_level",
             str,
             "--log-level",
-            f"What to log, and all that is worse: {', '.join(_LEVELS)}.",
-            check=_level,
+            f"What to log, and all that is worse: {', '.join(checks.LEVELS)}.",
+            check=checks.level,
             env="LOG_LEVEL",
         ),
         Option(
