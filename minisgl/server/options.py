@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,20 +18,16 @@ _Check = Callable[[Any], Any]
 class Option(NamedTuple):
     """An option: which setting it is, of which type, its names, what it does.
 
-    least: the smallest number it takes.
     check: returns the value as it is to be, or raises typer.BadParameter.
     env: the variable of the environment that stands in for it.
-    eager: check it before others are found missing.
     """
 
     setting: str
     kind: Any
     names: str
     text: str
-    least: int | None = None
     check: _Check | None = None
     env: str | None = None
-    eager: bool = False
 
 
 def _one_of(*known: str) -> _Check:
@@ -49,9 +46,16 @@ def _level(value: str) -> str:
 
 
 def _device(value: str) -> str:
-    kind, _, number = value.partition(":")
-    if kind not in ("auto", "cpu", "cuda") or not (number or "0").isdecimal():
-        raise typer.BadParameter(f"{value!r} is not one of auto, cpu, cuda")
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", value):
+        raise typer.BadParameter(
+            f"{value!r} is not one of auto, cpu, cuda, cuda:N"
+        )
+    return value
+
+
+def _size(value: int) -> int:
+    if value < 1:
+        raise typer.BadParameter(f"{value} is not at least 1")
     return value
 
 
@@ -76,6 +80,7 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+# As in utils/torch_utils.py, which needs torch.
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 _LEVELS = ("debug", "info", "warning", "error")
 _BACKENDS = ("auto", *SUPPORTED_ATTENTION_BACKENDS.supported_names())
@@ -102,7 +107,7 @@ GROUPS = {
             "device",
             str,
             "--device",
-            "auto, cpu or cuda. auto is a GPU if there is one.",
+            "auto, cpu, cuda or cuda:N. auto is a GPU if there is one.",
             check=_device,
         ),
         Option(
@@ -110,7 +115,7 @@ GROUPS = {
             int,
             "--tp --tensor-parallel-size",
             "Over how many ranks the model is cut.",
-            least=1,
+            check=_size,
         ),
         Option(
             "attention_backend",
@@ -124,7 +129,6 @@ GROUPS = {
             int | None,
             "--max-seq-len-override",
             "A shorter context than the model's own, in tokens.",
-            least=1,
         ),
         Option(
             "use_dummy_weight",
@@ -139,14 +143,12 @@ GROUPS = {
             int,
             "--max-running-requests",
             "Most requests in one batch.",
-            least=1,
         ),
         Option(
             "max_extend_tokens",
             int,
             "--max-prefill-length",
             "Most prompt tokens in one step.",
-            least=1,
         ),
         Option(
             "prefills_in_a_row",
@@ -154,7 +156,6 @@ GROUPS = {
             "--prefills-in-a-row",
             "After so many prefill batches running requests get a decode "
             "batch. With 0 they wait until no prompt does.",
-            least=0,
         ),
         Option(
             "no_overlap",
@@ -175,9 +176,8 @@ GROUPS = {
             int | None,
             "--num-pages",
             "Pages of the KV pool, instead of what memory allows.",
-            least=1,
         ),
-        Option("page_size", int, "--page-size", "Tokens a page holds.", 1),
+        Option("page_size", int, "--page-size", "Tokens a page holds."),
         Option(
             "cache_type",
             str,
@@ -198,7 +198,6 @@ GROUPS = {
             int,
             "--port",
             "The port to listen at, up to 65535. 0 takes a free one.",
-            least=0,
         ),
         Option(
             "num_tokenizer",
@@ -206,7 +205,6 @@ GROUPS = {
             "--num-tokenizer",
             "Tokenizer processes beside the detokenizer. With 0 that one does "
             "both.",
-            least=0,
         ),
         Option(
             "served_model_name",
@@ -243,7 +241,6 @@ GROUPS = {
             "--threads",
             "Threads of a scheduler. If not given: OMP_NUM_THREADS, or the "
             "cores divided by the ranks.",
-            least=1,
         ),
         Option(
             "version",
@@ -251,7 +248,6 @@ GROUPS = {
             "--version",
             "Say the version and end.",
             check=_version,
-            eager=True,
         ),
     ],
     "Shell": [
@@ -266,7 +262,6 @@ GROUPS = {
             int,
             "--shell-max-tokens",
             "Most tokens of an answer.",
-            least=1,
         ),
         Option(
             "shell_temperature",
