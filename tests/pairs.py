@@ -23,6 +23,7 @@ from tests.tp import FORK, start_driver
 from tools.models import model_path
 
 MODELS = ("qwen3-tiny", "qwen2-tiny", "llama3-tiny", "mistral-tiny")
+WITH_EXPERTS = "qwen3-moe-tiny"
 RECORDED = [1, 2, 4]
 LENGTHS = (12, 5, 8, 10)
 """Tokens of the first answers, so that requests end one after the other."""
@@ -88,6 +89,12 @@ def cover(models: Sequence[str]) -> list[Setup]:
         missing -= can[best]
         chosen.append(best)
     return chosen
+
+
+def cover_experts() -> list[Setup]:
+    """Of a cover with one more model, that with experts, its engines."""
+    every = cover((*MODELS, WITH_EXPERTS))
+    return [setup for setup in every if setup.model == WITH_EXPERTS]
 
 
 def config_of(setup: Setup, rank: int = 0, suffix: str = "") -> SchedulerConfig:
@@ -222,10 +229,28 @@ def differences(setup: Setup, answers: Sequence[Sequence[int]]) -> list[str]:
     return found
 
 
-WIDTHS = Setup(11, 8, 7, 6, 7, 9, 14)
-
-
-def line(setup: Setup) -> str:
-    """A row of the table."""
-    cells = zip(map(str, setup), WIDTHS, strict=True)
+def line(setup: Setup, longest: int) -> str:
+    """A row of the table, up to its last column; `longest` name of a model."""
+    widths = (11, 8, 7, 6, 7, 9, longest + 2)
+    cells = zip(map(str, setup), widths, strict=True)
     return "".join(cell.ljust(width) for cell, width in cells)
+
+
+def show(setups: Sequence[Setup], out: Path) -> int:
+    """Run them and print the table; how many were wrong."""
+    met = set().union(*map(pairs_of, setups))
+    longest = max(len(setup.model) for setup in setups)
+    print(line(Setup(*Setup._fields), longest), "tokens", sep="")
+    total = wrong = 0
+    for setup, ranks in run_all(setups, out):
+        answers = ranks[0]["answers"]
+        found = differences(setup, answers)
+        if any(noted["answers"] != answers for noted in ranks):
+            found.append("ranks differ")
+        count = sum(map(len, answers))
+        total, wrong = total + count, wrong + bool(found)
+        text = "; ".join(found) or f"{count} equal"
+        print(line(setup, longest), text, sep="", flush=True)
+    print(f"{len(setups)} engines, {len(met)} pairs, {total} tokens")
+    print("wrong:", wrong or "none")
+    return wrong

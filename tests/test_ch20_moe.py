@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,13 +14,14 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 from minisgl import moe as moe_package
 from minisgl.core import Context, set_global_ctx
 from minisgl.distributed import DistributedInfo
-from minisgl.engine import EngineConfig
+from minisgl.engine import Engine, EngineConfig
 from minisgl.layers import MoELayer
 from minisgl.layers import moe as layer_module
 from minisgl.models import ModelConfig, load_weight
 from minisgl.models.shard import local_config
 from minisgl.moe import create_moe_backend
-from minisgl.moe.fused import fused_topk
+from minisgl.moe.fused import FusedMoe, fused_topk
+from minisgl.moe.torch_backend import TorchMoe
 from tests.bare_model import last_logits, load_bare
 from tests.driver import Driver
 from tests.parity import assert_parity, model_under_test, prompts, reference
@@ -161,6 +163,37 @@ def test_c32_what_cannot_run_here_is_refused_in_one_line(monkeypatch):
     known = "MoE backend 'magic' is not supported; use one of torch, fused"
     with pytest.raises(ValueError, match=known):
         EngineConfig("m", DistributedInfo(0, 1), "auto", moe_backend="magic")
+
+
+@pytest.mark.parametrize(
+    "device, backend, asked, wanted",
+    [
+        ("cpu", "torch", {"cuda_graph_max_bs": 4}, 4),
+        ("cpu", "torch", {}, 0),
+        ("cuda", "torch", {}, 0),
+        ("cuda", "torch", {"cuda_graph_max_bs": 0}, 0),
+        ("cuda", "torch", {"cuda_graph_max_bs": 4}, "cannot be recorded"),
+        ("cuda", "torch", {"cuda_graph_bs": [1, 2]}, "cannot be recorded"),
+        ("cuda", "fused", {"cuda_graph_max_bs": 4}, 4),
+    ],
+)
+def test_what_waits_for_the_host_is_not_recorded(
+    device, backend, asked, wanted
+):
+    config = EngineConfig(
+        str(model_path(TINY)), DistributedInfo(0, 1), "auto", **asked
+    )
+    made = {"torch": TorchMoe, "fused": FusedMoe}[backend]()
+    engine = SimpleNamespace(
+        device=torch.device(device),
+        ctx=SimpleNamespace(moe_backend=made),
+        attn_backend=SimpleNamespace(pads_to_context=False),
+    )
+    if isinstance(wanted, int):
+        assert Engine._largest_recording(engine, config) == wanted
+    else:
+        with pytest.raises(ValueError, match=wanted):
+            Engine._largest_recording(engine, config)
 
 
 # -- the model -------------------------------------------------------------------

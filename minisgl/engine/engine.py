@@ -123,9 +123,7 @@ class Engine:
             model=self.model,
             attn_backend=self.attn_backend,
             cuda_graph_bs=config.cuda_graph_bs,
-            cuda_graph_max_bs=largest_batch(
-                config, self.attn_backend, self.device
-            ),
+            cuda_graph_max_bs=self._largest_recording(config),
             free_memory=self._least(self._free_memory()),
             max_seq_len=self.max_seq_len,
             vocab_size=vocab_size,
@@ -135,6 +133,22 @@ class Engine:
             f"{self.num_pages} pages of {config.page_size} on {self.device}, "
             f"attention by {attn_backend}"
         )
+
+    def _largest_recording(self, config: EngineConfig) -> int:
+        """Requests of the largest step to record; 0 records none.
+
+        Raises:
+            ValueError: what shall be recorded waits for the host.
+        """
+        waits = self.device.type == "cuda" and config.model_config.is_moe
+        if not (waits and self.ctx.moe_backend.reads_on_host):
+            return largest_batch(config, self.attn_backend, self.device)
+        if config.cuda_graph_bs or config.cuda_graph_max_bs:
+            raise ValueError(
+                "with MoE backend 'torch' every layer waits for the host, which "
+                "cannot be recorded; use fused, or --cuda-graph-max-bs 0"
+            )
+        return 0
 
     def _init_communication(
         self, config: EngineConfig

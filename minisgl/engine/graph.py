@@ -199,7 +199,8 @@ class GraphRunner:
             ):
                 self.graph_map[bs] = recordings()
                 self._capture(bs, model)
-        used = before - get_free_memory(self.device)
+        # Others may have given memory back meanwhile.
+        used = max(0, before - get_free_memory(self.device))
         logger.info(
             f"recorded steps of {len(self.graph_map)} sizes, up to {largest} "
             "requests" + (f", in {mem_GB(used)} of the GPU" if used else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 
@@ -12,7 +13,13 @@ ACTIVATIONS = {"silu": silu_and_mul, "gelu": gelu_and_mul}
 
 
 class BaseMoeBackend(ABC):
-    """Routes every token to its experts and sums up what they make of it."""
+    """Routes every token to its experts and sums up what they make of it.
+
+    reads_on_host: whether it asks the device for numbers, which a CUDA graph
+        cannot hold.
+    """
+
+    reads_on_host: ClassVar[bool] = False
 
     @abstractmethod
     def forward(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 
@@ -15,6 +17,8 @@ class TorchMoe(BaseMoeBackend):
     It reads on the host how many tokens each expert has, so on a GPU every
     layer waits for the one before it.
     """
+
+    reads_on_host: ClassVar[bool] = True
 
     def forward(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -38,9 +39,16 @@ def level(value: str) -> str:
 
 
 def device(value: str) -> str:
-    kind, _, number = value.partition(":")
-    if kind not in ("auto", "cpu", "cuda") or not (number or "0").isdecimal():
-        raise typer.BadParameter(f"{value!r} is not one of auto, cpu, cuda")
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", value):
+        raise typer.BadParameter(
+            f"{value!r} is not one of auto, cpu, cuda, cuda:N"
+        )
+    return value
+
+
+def size(value: int) -> int:
+    if value < 1:
+        raise typer.BadParameter(f"{value} is not at least 1")
     return value
 
 

@@ -18,21 +18,8 @@ from tests import pairs
 def main() -> None:
     """Let each engine answer six prompts; compare with transformers."""
     setups = pairs.cover(pairs.MODELS)
-    met = set().union(*map(pairs.pairs_of, setups))
-    print(pairs.line(pairs.Setup(*pairs.Setup._fields)), "tokens", sep="")
-    total = wrong = 0
     with tempfile.TemporaryDirectory() as out, torch.inference_mode():
-        for setup, ranks in pairs.run_all(setups, Path(out)):
-            answers = ranks[0]["answers"]
-            found = pairs.differences(setup, answers)
-            if any(noted["answers"] != answers for noted in ranks):
-                found.append("ranks differ")
-            count = sum(map(len, answers))
-            total, wrong = total + count, wrong + bool(found)
-            text = "; ".join(found) or f"{count} equal"
-            print(pairs.line(setup), text, sep="", flush=True)
-    print(f"{len(setups)} engines, {len(met)} pairs, {total} tokens")
-    print("wrong:", wrong or "none")
+        wrong = pairs.show(setups, Path(out))
     sys.exit(wrong > 0)
 
 
