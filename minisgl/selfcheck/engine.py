@@ -125,4 +125,6 @@ def compare_runs(
     assert 4 * equal >= total, f"only {note}"
     if gaps:
         note += f", {len(gaps)} close choices (at most {max(gaps):.1g} std)"
+    if far:
+        note += f", {len(far)} not close ({spare} may be)"
     return note
