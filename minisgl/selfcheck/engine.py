@@ -113,5 +113,5 @@ def compare_runs(
     # Noise that is close to every choice is no noise.
     assert 4 * equal >= total, f"only {note}"
     if gaps:
-        note += f", {len(gaps)} close choices (at most {max(gaps):.1g} std)"
+        note += f", {len(gaps)} close choices (at most {max(gaps):.2g} std)"
     return note
