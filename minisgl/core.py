@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from minisgl.sampling_params import SamplingParams
+from minisgl.utils.growing import GrowingIds
 
 if TYPE_CHECKING:
     from minisgl.attention import BaseAttnBackend, BaseAttnMetadata
     from minisgl.kvcache import BaseCacheHandle, BaseKVCachePool
+    from minisgl.moe import BaseMoeBackend
 
 __all__ = [
     "Batch",
@@ -53,7 +55,6 @@ class Req:
     cache_handle: BaseCacheHandle
 
     def __post_init__(self) -> None:
-        assert self.input_ids.device.type == "cpu", "input_ids live on the host"
         self.device_len = len(self.input_ids)
         self.max_device_len = self.device_len + self.output_len
         assert 0 <= self.cached_len < self.device_len <= self.max_device_len
@@ -75,7 +76,7 @@ class Req:
 
     def append_host(self, next_token: torch.Tensor) -> None:
         """Add a generated token, int32 [1] on the CPU, to what the host knows."""
-        self.input_ids = torch.cat([self.input_ids, next_token])
+        _INPUT_IDS.grow(self, int(next_token.item()))
 
     @property
     def can_decode(self) -> bool:
@@ -90,6 +91,11 @@ class Req:
         )
 
 
+# Set here, for in the class it would look like a default.
+_INPUT_IDS = GrowingIds("input_ids")
+Req.input_ids = _INPUT_IDS  # type: ignore[assignment]
+
+
 @dataclass
 class Batch:
     """The requests of one step, with the tensors of that step.
@@ -101,6 +107,8 @@ class Batch:
     positions: int [T], where each stands in its own sequence.
     out_loc: int32 [T], the slots of the KV pool that receive their keys.
     attn_metadata: what the attention backend prepared for this step.
+    padded_reqs: the requests, and dummies after them up to a size that has been
+        recorded. The tensors are theirs; results are of the requests only.
     """
 
     reqs: list[Req]
@@ -109,6 +117,10 @@ class Batch:
     positions: torch.Tensor = field(init=False)
     out_loc: torch.Tensor = field(init=False)
     attn_metadata: BaseAttnMetadata = field(init=False)
+    padded_reqs: list[Req] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.padded_reqs = self.reqs
 
     @property
     def is_prefill(self) -> bool:
@@ -123,6 +135,11 @@ class Batch:
         """Number of requests."""
         return len(self.reqs)
 
+    @property
+    def padded_size(self) -> int:
+        """Number of requests, dummies included."""
+        return len(self.padded_reqs)
+
 
 @dataclass
 class Context:
@@ -133,11 +150,13 @@ class Context:
         row and position.
     kv_cache: the KV pool.
     attn_backend: what computes attention over it.
+    moe_backend: what computes layers of experts, if the model has any.
     """
 
     page_size: int
     page_table: torch.Tensor = field(init=False)
     attn_backend: BaseAttnBackend = field(init=False)
+    moe_backend: BaseMoeBackend = field(init=False)
     kv_cache: BaseKVCachePool = field(init=False)
     _batch: Batch | None = field(default=None, init=False)
 

@@ -78,6 +78,17 @@ class LatePool:
         self.stream.todo.append(lambda: self.pool.__setitem__(index, value))
 
 
+def _run_model(engine: Any, batch: Batch) -> torch.Tensor:
+    """From ch18 on a decode batch may be a replay."""
+    runner = getattr(engine, "graph_runner", None)
+    if runner is not None and runner.can_use_cuda_graph(batch):
+        logits: torch.Tensor = runner.replay(batch)
+        return logits
+    with engine.ctx.forward_batch(batch):
+        found: torch.Tensor = engine.model.forward()
+    return found
+
+
 def make_late(scheduler: Scheduler) -> LateStream:
     """From now on this scheduler's batches run when their tokens are waited for."""
     stream, engine = LateStream(), scheduler.engine
@@ -87,8 +98,7 @@ def make_late(scheduler: Scheduler) -> LateStream:
         on_host = torch.full_like(on_device, 1 << 30)
 
         def work() -> None:
-            with engine.ctx.forward_batch(batch):
-                logits = engine.model.forward()
+            logits = _run_model(engine, batch)
             on_host.copy_(engine.sampler.sample(logits, args))
             on_device.copy_(on_host.clamp(min=0))
 

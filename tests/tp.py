@@ -8,6 +8,7 @@ engine, and returns what each of them noted.
 import json
 import multiprocessing
 import time
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -37,6 +38,16 @@ class Job:
 
 def work(config: SchedulerConfig, jobs: list[Job], out: str) -> None:
     """In a rank: do all jobs and write down what happened."""
+    try:
+        notes = do_all(config, jobs)
+    except BaseException:
+        Path(out).write_text(json.dumps(traceback.format_exc()))
+        raise
+    Path(out).write_text(json.dumps(notes))
+
+
+def do_all(config: SchedulerConfig, jobs: list[Job]) -> dict[str, Any]:
+    """In a rank: do all jobs with one engine; what happened."""
     from minisgl.engine import Engine
     from tests.driver import Driver
 
@@ -75,7 +86,7 @@ def work(config: SchedulerConfig, jobs: list[Job], out: str) -> None:
     }
     driver.scheduler.shutdown()
     engine.shutdown()
-    Path(out).write_text(json.dumps(notes))
+    return notes
 
 
 def start_driver(driver: Any, config: SchedulerConfig) -> None:
@@ -135,7 +146,9 @@ def run_ranks(
         until = time.monotonic() + SECONDS
         for process in ranks:
             process.join(max(0.0, until - time.monotonic()))
-        assert [process.exitcode for process in ranks] == [0] * size
+        said = [path.read_text() for path in outs if path.exists()]
+        codes = [process.exitcode for process in ranks]
+        assert codes == [0] * size, "\n".join(map(str, [codes, *said]))
     finally:
         for process in ranks:
             process.kill()

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from minisgl.attention.base import BaseAttnBackend, BaseAttnMetadata
+from minisgl.attention.utils import BaseCaptureData
 from minisgl.core import Batch, Req, get_global_ctx
 from minisgl.models import ModelConfig
 
@@ -48,13 +49,13 @@ class TorchBackend(BaseAttnBackend):
 
     def prepare_metadata(self, batch: Batch) -> None:
         groups, start, table = [], 0, self._ctx.page_table
-        for (length, _), reqs in groupby(batch.reqs, _shape):
+        for (length, _), reqs in groupby(batch.padded_reqs, _shape):
             group = _make_group(list(reqs), length, start, table)
             # One copy of the mask for every query head of a kv head.
             group.seen = group.seen.repeat(1, 1, self._group_size, 1)
             groups.append(group)
             start = group.rows.stop
-        lengths = torch.tensor([req.extend_len for req in batch.reqs])
+        lengths = torch.tensor([req.extend_len for req in batch.padded_reqs])
         last = (lengths.cumsum(0) - 1).to(table.device)
         batch.attn_metadata = TorchMetadata(last, groups)
 
@@ -79,6 +80,37 @@ class TorchBackend(BaseAttnBackend):
                 q[group.rows], found_k, found_v, group.seen
             )
         return out
+
+    @property
+    def pads_to_context(self) -> bool:
+        return True
+
+    def init_capture_graph(self, max_seq_len: int, bs_list: list[int]) -> None:
+        max_bs, device = max(bs_list), self._ctx.page_table.device
+        self._capture = BaseCaptureData.create(max_bs, max_seq_len, device)
+        shape = (max_bs, 1, self._group_size, max_seq_len)
+        self._seen = torch.zeros(shape, dtype=torch.bool, device=device)
+        # A row that sees nothing would be a softmax over nothing.
+        self._seen[..., 0] = True
+
+    def prepare_for_capture(self, batch: Batch) -> None:
+        size = batch.padded_size
+        slots = self._capture.page_table[:size]
+        group = Group(slice(0, size), slots, self._seen[:size])
+        last = self._capture.cu_seqlens_q[1 : size + 1] - 1
+        batch.attn_metadata = TorchMetadata(last, [group])
+
+    def prepare_for_replay(self, batch: Batch) -> None:
+        metadata = batch.attn_metadata
+        assert isinstance(metadata, TorchMetadata)
+        for group in metadata.groups:
+            longest = group.slots.shape[1]
+            slots = self._capture.page_table[group.rows]
+            slots[:, :longest] = group.slots
+            # Padding is the request's own, as in `_make_group`.
+            slots[:, longest:] = group.slots[:, :1]
+            self._seen[group.rows] = False
+            self._seen[group.rows, ..., :longest] = group.seen
 
     def _attend(
         self,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from minisgl.attention import validate_attn_backend
 from minisgl.distributed import DistributedInfo
+from minisgl.moe import validate_moe_backend
 
 # Types only: settings are read before there is a model.
 if TYPE_CHECKING:
@@ -25,7 +26,11 @@ class EngineConfig:
     tp_info: this rank, of how many.
     dtype: what to run in; ``auto`` is what config.json states.
     max_running_req: most requests in one batch.
-    attention_backend: a name the registry knows, or ``auto``.
+    attention_backend: a name the registry knows, two for prefill and decode
+        with a comma between, or ``auto``.
+    moe_backend: the same for layers of experts, one name.
+    cuda_graph_bs: batch sizes for which to record decode steps.
+    cuda_graph_max_bs: in its place the largest of them; 0 records none.
     page_size: tokens a page of the KV pool holds.
     memory_ratio: share of the free device memory for weights and KV pool.
     distributed_timeout: seconds that ranks wait for each other before they fail.
@@ -44,6 +49,9 @@ class EngineConfig:
     dtype: torch.dtype | str
     max_running_req: int = 256
     attention_backend: str = "auto"
+    moe_backend: str = "auto"
+    cuda_graph_bs: list[int] | None = None
+    cuda_graph_max_bs: int | None = None
     page_size: int = 1
     memory_ratio: float = 0.9
     distributed_timeout: float = 60.0
@@ -60,6 +68,15 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+        if any(size < 1 for size in self.cuda_graph_bs or ()):
+            raise ValueError(
+                f"cuda_graph_bs are batch sizes, not {self.cuda_graph_bs}"
+            )
+        if (self.cuda_graph_max_bs or 0) < 0:
+            raise ValueError(
+                "cuda_graph_max_bs must be at least 0, got "
+                f"{self.cuda_graph_max_bs}"
+            )
         if not 0.0 < self.memory_ratio <= 1.0:
             raise ValueError(
                 f"memory_ratio must be in (0, 1], got {self.memory_ratio}"
@@ -70,6 +87,7 @@ class EngineConfig:
                 f"seconds, got {self.distributed_timeout}"
             )
         validate_attn_backend(self.attention_backend)
+        validate_moe_backend(self.moe_backend)
 
     @cached_property
     def hf_config(self) -> PretrainedConfig:

@@ -10,7 +10,11 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from minisgl.attention import create_attention_backend
+from minisgl.attention import (
+    Demand,
+    choose_attn_backend,
+    create_attention_backend,
+)
 from minisgl.core import Batch, Context, set_global_ctx
 from minisgl.distributed import (
     DistributedCommunicator,
@@ -18,15 +22,18 @@ from minisgl.distributed import (
     set_tp_info,
 )
 from minisgl.engine.config import EngineConfig
+from minisgl.engine.graph import GraphRunner, largest_batch, make_dummy
 from minisgl.engine.sample import BatchSamplingArgs, Sampler
 from minisgl.kvcache import create_kvcache_pool
 from minisgl.layers import BaseOP, set_rope_device
 from minisgl.layers.packed import can_pack, pack_linears
 from minisgl.models import BaseLLMModel, create_model, load_model_weight
 from minisgl.models.shard import local_config
+from minisgl.moe import create_moe_backend
 from minisgl.utils import (
     align_ceil,
     init_logger,
+    nvtx_annotate,
     pick_device,
     resolve_dtype,
     torch_dtype,
@@ -68,6 +75,11 @@ class Engine:
         local = local_config(config.model_config, config.tp_info.size)
         self.device = _device_of_rank(config)
         self.dtype = resolve_dtype(config.dtype, config.hf_config)
+        # A backend that cannot serve is refused before anything is loaded.
+        attn_backend = choose_attn_backend(
+            config.attention_backend,
+            Demand(local, config.page_size, self.dtype, self.device),
+        )
         self.stream = new_stream(self.device)
         self.max_seq_len = config.max_seq_len
         self.ctx = Context(config.page_size)
@@ -79,7 +91,7 @@ class Engine:
         self.num_pages = self._determine_num_pages(free_memory, config)
         self.ctx.kv_cache = create_kvcache_pool(
             local,
-            self.num_pages,
+            self.num_pages + 1,  # the last one is the dummy's
             config.page_size,
             self.dtype,
             self.device,
@@ -87,23 +99,56 @@ class Engine:
         # Whole pages fit in a row, and its last column is nobody's.
         length = align_ceil(self.max_seq_len + 1, config.page_size)
         self.page_table = torch.zeros(
-            (config.max_running_req, length),
+            (config.max_running_req + 1, length),
             dtype=torch.int32,
             device=self.device,
         )
         self.ctx.page_table = self.page_table
-        self.attn_backend = create_attention_backend(
-            config.attention_backend, local
-        )
+        dummy_slot = self.num_pages * config.page_size
+        self.dummy_req = make_dummy(self.page_table, dummy_slot)
+        self.attn_backend = create_attention_backend(attn_backend, local)
         self.ctx.attn_backend = self.attn_backend
+        if config.model_config.is_moe:
+            self.ctx.moe_backend = create_moe_backend(
+                config.moe_backend, self.device
+            )
         # Ranks draw for themselves, so they must draw the same numbers.
         seed = self._from_rank0(random.SystemRandom().getrandbits(62))
         vocab_size = config.model_config.vocab_size
         self.sampler = Sampler(self.device, vocab_size, seed)
         self._comm = DistributedCommunicator()
-        logger.debug(
-            f"{self.num_pages} pages of {config.page_size} on {self.device}"
+        self.graph_runner = GraphRunner(
+            stream=self.stream,
+            device=self.device,
+            model=self.model,
+            attn_backend=self.attn_backend,
+            cuda_graph_bs=config.cuda_graph_bs,
+            cuda_graph_max_bs=self._largest_recording(config),
+            free_memory=self._least(self._free_memory()),
+            max_seq_len=self.max_seq_len,
+            vocab_size=vocab_size,
+            dummy_req=self.dummy_req,
         )
+        logger.debug(
+            f"{self.num_pages} pages of {config.page_size} on {self.device}, "
+            f"attention by {attn_backend}"
+        )
+
+    def _largest_recording(self, config: EngineConfig) -> int:
+        """Requests of the largest step to record; 0 records none.
+
+        Raises:
+            ValueError: what shall be recorded waits for the host.
+        """
+        waits = self.device.type == "cuda" and config.model_config.is_moe
+        if not (waits and self.ctx.moe_backend.reads_on_host):
+            return largest_batch(config, self.attn_backend, self.device)
+        if config.cuda_graph_bs or config.cuda_graph_max_bs:
+            raise ValueError(
+                "with MoE backend 'torch' every layer waits for the host, which "
+                "cannot be recorded; use fused, or --cuda-graph-max-bs 0"
+            )
+        return 0
 
     def _init_communication(
         self, config: EngineConfig
@@ -208,8 +253,7 @@ class Engine:
                     f"request {req.uid} has {req.device_len} tokens, more "
                     f"than the context of {self.max_seq_len}"
                 )
-        with self.ctx.forward_batch(batch):
-            logits = self.model.forward()
+        logits = self._run_model(batch)
         for req in batch.reqs:
             req.complete_one()
         tokens = self.sampler.sample(logits, args)
@@ -222,6 +266,15 @@ class Engine:
         event.record()
         # A failed row may run once more before the host sees that it failed.
         return ForwardOutput(tokens.clamp(min=0), on_host, event)
+
+    @nvtx_annotate("Model")
+    def _run_model(self, batch: Batch) -> torch.Tensor:
+        """Logits [requests, vocab], recorded or launch by launch."""
+        if self.graph_runner.can_use_cuda_graph(batch):
+            return self.graph_runner.replay(batch)
+        with self.ctx.forward_batch(batch):
+            logits: torch.Tensor = self.model.forward()
+        return logits
 
     def shutdown(self) -> None:
         """Leave the other ranks, once they have come to the same point."""

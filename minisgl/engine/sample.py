@@ -11,7 +11,9 @@ import numpy as np
 import torch
 
 from minisgl.core import Batch, SamplingParams
+from minisgl.engine.gpu_sample import sample_on_gpu
 from minisgl.engine.logprobs import BatchLogprobs
+from minisgl.layers.gpu_ops import flashinfer_on
 from minisgl.utils.device import to_device
 
 FAILED_TOKEN = -1
@@ -75,6 +77,9 @@ def sample_impl(
     """
     if uniforms is None:
         uniforms = torch.rand(len(logits), device=logits.device)
+    if (library := flashinfer_on(logits.device)) is not None:
+        limits = (top_k, top_p, min_p)
+        return sample_on_gpu(library, logits, temperatures, *limits, uniforms)
     if top_k is None and top_p is None and min_p is None:
         return _draw_from_all(logits, temperatures, uniforms)
     # Likeliest first, ties by id: each limit keeps the head of a row.

@@ -5,11 +5,16 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from minisgl.layers.gpu_ops import flashinfer_for
+
 
 def silu_and_mul(
     x: torch.Tensor, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """silu(gate) * up for x [..., 2 d] = [gate | up]; [..., d], into `out`."""
+    if x.is_contiguous() and (library := flashinfer_for(x)) is not None:
+        result: torch.Tensor = library.silu_and_mul(x, out)
+        return result
     gate, up = x.chunk(2, dim=-1)
     return torch.mul(F.silu(gate), up, out=out)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from minisgl.layers.base import BaseOP
+from minisgl.layers.gpu_ops import flashinfer_for
 
 
 class RMSNorm(BaseOP):
@@ -16,10 +17,14 @@ class RMSNorm(BaseOP):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., size] -> the same shape and dtype."""
+        library = flashinfer_for(x)
+        if library is not None and x.dim() in (2, 3):
+            normed: torch.Tensor = library.rmsnorm(x, self.weight, self.eps)
+            return normed
         wide = x.float()
         mean_square = wide.square().mean(-1, keepdim=True)
-        normed = wide * torch.rsqrt(mean_square + self.eps)
-        return self.weight * normed.to(x.dtype)
+        scaled = wide * torch.rsqrt(mean_square + self.eps)
+        return self.weight * scaled.to(x.dtype)
 
     def forward_inplace(self, x: torch.Tensor) -> None:
         """Normalise `x` where it lies."""
@@ -34,7 +39,12 @@ class RMSNormFused(RMSNorm):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (norm(x + residual), x + residual), both shaped like x.
 
-        Without a residual the stream starts here: (norm(x), x).
+        Without a residual the stream starts here: (norm(x), x). On a GPU both
+        results may stand where the arguments stood.
         """
+        library = flashinfer_for(x)
+        if library is not None and residual is not None:
+            library.fused_add_rmsnorm(x, residual, self.weight, self.eps)
+            return x, residual
         total = x if residual is None else x + residual
         return super().forward(total), total

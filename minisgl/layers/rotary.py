@@ -10,10 +10,14 @@ from typing import Any
 import torch
 
 from minisgl.layers.base import StateLessOP
+from minisgl.layers.gpu_ops import flashinfer_for
 
 __all__ = ["RotaryEmbedding", "get_rope", "set_rope_device"]
 
 _Scale = Callable[[torch.Tensor], torch.Tensor]
+
+_KERNEL_SIZES = (64, 128, 256, 512)
+"""Head sizes for which FlashInfer has a kernel."""
 
 
 class RotaryEmbedding(StateLessOP):
@@ -51,8 +55,15 @@ class RotaryEmbedding(StateLessOP):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Rotate query and key, each [T, heads * head_size]; positions int [T].
 
-        Returns new tensors of the same shapes and dtypes.
+        Returns tensors of the same shapes and dtypes: new ones, or on a GPU
+        the arguments, rotated where they are.
         """
+        library = flashinfer_for(query)
+        if library is not None and self.head_size in _KERNEL_SIZES:
+            library.apply_rope_with_cos_sin_cache_inplace(
+                positions, query, key, self.head_size, self._cos_sin_cache
+            )
+            return query, key
         cos_sin = self._cos_sin_cache[positions].unsqueeze(1)
         cos, sin = cos_sin.chunk(2, dim=-1)
         return self._rotate(query, cos, sin), self._rotate(key, cos, sin)

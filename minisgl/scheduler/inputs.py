@@ -15,9 +15,10 @@ Indice2D: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
 def _make_input_tuple(batch: Batch, device: torch.device) -> Indice2D:
     """Where the tokens to compute are: from cached_len to device_len."""
-    lengths = torch.tensor([req.extend_len for req in batch.reqs])
-    starts = torch.tensor([req.cached_len for req in batch.reqs])
-    rows = torch.tensor([req.table_idx for req in batch.reqs])
+    reqs = batch.padded_reqs
+    lengths = torch.tensor([req.extend_len for req in reqs])
+    starts = torch.tensor([req.cached_len for req in reqs])
+    rows = torch.tensor([req.table_idx for req in reqs])
     first = lengths.cumsum(0) - lengths
     shift = (starts - first).repeat_interleave(lengths)
     columns = torch.arange(len(shift)) + shift
@@ -47,7 +48,8 @@ def make_inputs(
 ) -> tuple[Indice2D, Indice2D]:
     """Fill in positions and out_loc; return where tokens come from and go.
 
-    The pages of the batch are allocated, its requests not yet moved on.
+    The pages of the batch are allocated, its requests not yet moved on. What
+    is padded has places to read from; its tokens go nowhere.
     """
     device = page_table.device
     input_tuple = _make_input_tuple(batch, device)

@@ -52,7 +52,7 @@ class ReplyMaker:
     aborted: int = field(default=0, init=False)
 
     def token(
-        self, data: ForwardData, row: int, ends: Collection[int]
+        self, data: ForwardData, row: int, token: int, ends: Collection[int]
     ) -> DetokenizeMsg:
         """What a batch that came back has to say to one of its requests.
 
@@ -61,8 +61,8 @@ class ReplyMaker:
 
         ends: end tokens of the model.
         """
-        (batch, args, *_, last_steps), output = data
-        req, token = batch.reqs[row], int(output.next_tokens_cpu[row])
+        batch, args, *_, last_steps = data.forward_input
+        req = batch.reqs[row]
         last = last_steps[row]
         reason = finish_reason(req.sampling_params, token, last, ends)
         self.finished += reason is not None

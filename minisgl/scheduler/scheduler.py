@@ -219,6 +219,7 @@ class Scheduler(SchedulerIOMixin):
 
     def _prepare_batch(self, batch: Batch) -> ForwardInput:
         self.cache_manager.allocate_paged(batch.reqs)
+        self.engine.graph_runner.pad_batch(batch)
         tuples = make_inputs(batch, self.table_manager.page_table)
         self.engine.attn_backend.prepare_metadata(batch)
         sample_args = self.engine.sampler.prepare(batch)
@@ -262,27 +263,33 @@ class Scheduler(SchedulerIOMixin):
             for req, failed in self.inflight.retire(batch):
                 self._give_back(req, failed)
             for row, over in enumerate(ended):
-                reply = None if over else self._process_row(last_data, row)
-                replies += [reply] if reply is not None else []
+                if not over:
+                    replies += self._process_row(last_data, row, tokens[row])
         self.send_result(replies)
 
-    def _process_row(self, data: ForwardData, row: int) -> DetokenizeMsg | None:
-        """What a request's new token means; None when it means nothing."""
-        batch, tokens = data.forward_input.batch, data.output.next_tokens_cpu
-        req, token = batch.reqs[row], tokens[row]
+    def _process_row(
+        self, data: ForwardData, row: int, token: int
+    ) -> list[DetokenizeMsg]:
+        """What a request's new token means; nothing in the middle of a prompt.
+
+        Runs once for every token there is: a number costs it far less than a
+        tensor of one.
+        """
+        batch = data.forward_input.batch
+        req = batch.reqs[row]
         if token == FAILED_TOKEN:
             self.prefill_manager.abort_req(req.uid)
             self._free_req_resources(req, failed=True)
-            return self.replies.failure(req.uid, "error", NOT_FINITE)
+            return [self.replies.failure(req.uid, "error", NOT_FINITE)]
         if isinstance(req, ChunkedReq):
-            return None
-        req.append_host(token.view(1))
-        reply = self.replies.token(data, row, self.eos_token_ids)
+            return []
+        req.append_host(data.output.next_tokens_cpu[row : row + 1])
+        reply = self.replies.token(data, row, token, self.eos_token_ids)
         if reply.finished:
             self._free_req_resources(req)
         elif batch.is_prefill:
             self.cache_manager.cache_req(req, finished=False)
-        return reply
+        return [reply]
 
     def _free_req_resources(self, req: Req, failed: bool = False) -> None:
         """Give back all a request holds, once no batch in flight uses it."""

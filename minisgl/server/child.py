@@ -68,7 +68,8 @@ def _explain(name: str, error: BaseException, starting: bool) -> str:
     reason = " ".join(str(error).split())
     if isinstance(error, SystemExit):  # it says already whose it is
         return reason
-    if not (starting and isinstance(error, _EXPECTED) and reason):
+    told = isinstance(error, _EXPECTED) and reason
+    if not (starting and told) or isinstance(error, NotImplementedError):
         logger.error(f"{name}: a mistake of the program", exc_info=error)
         reason = f"{type(error).__name__}: {reason}"
     return f"{name}: {reason}"

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
 from typing import Any, NamedTuple
-
-import typer
 
 from minisgl.attention import SUPPORTED_ATTENTION_BACKENDS
 from minisgl.kvcache import SUPPORTED_CACHE_MANAGER
-from minisgl.server.args import version
-
-_Check = Callable[[Any], Any]
+from minisgl.moe import SUPPORTED_MOE_BACKENDS
+from minisgl.server import checks
 
 
 class Option(NamedTuple):
@@ -26,64 +21,14 @@ class Option(NamedTuple):
     kind: Any
     names: str
     text: str
-    check: _Check | None = None
+    check: checks.Check | None = None
     env: str | None = None
-
-
-def _one_of(*known: str) -> _Check:
-    def check(value: str) -> str:
-        if value not in known:
-            names = ", ".join(known)
-            raise typer.BadParameter(f"{value!r} is not one of {names}")
-        return value
-
-    return check
-
-
-def _level(value: str) -> str:
-    found: str = _one_of(*_LEVELS)(value.lower())
-    return found
-
-
-def _device(value: str) -> str:
-    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", value):
-        raise typer.BadParameter(
-            f"{value!r} is not one of auto, cpu, cuda, cuda:N"
-        )
-    return value
-
-
-def _size(value: int) -> int:
-    if value < 1:
-        raise typer.BadParameter(f"{value} is not at least 1")
-    return value
-
-
-def _key(value: str | None) -> str | None:
-    # It travels in a header of HTTP.
-    if value is not None and not (
-        value.isascii() and value.isprintable() and value and " " not in value
-    ):
-        raise typer.BadParameter("a key is printable ASCII without spaces")
-    return value
-
-
-def _root(value: str) -> str:
-    if value and not value.startswith("/"):
-        raise typer.BadParameter(f"{value!r} does not begin with a slash")
-    return value.rstrip("/")
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        print(f"minisgl {version()}")
-        raise typer.Exit
 
 
 # As in utils/torch_utils.py, which needs torch.
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
-_LEVELS = ("debug", "info", "warning", "error")
 _BACKENDS = ("auto", *SUPPORTED_ATTENTION_BACKENDS.supported_names())
+_MOE_BACKENDS = ("auto", *SUPPORTED_MOE_BACKENDS.supported_names())
 _CACHES = ("auto", *SUPPORTED_CACHE_MANAGER.supported_names())
 
 GROUPS = {
@@ -101,28 +46,36 @@ GROUPS = {
             "--dtype",
             f"What to compute in: {', '.join(_DTYPES)}. auto is what "
             "config.json states.",
-            check=_one_of(*_DTYPES),
+            check=checks.one_of(*_DTYPES),
         ),
         Option(
             "device",
             str,
             "--device",
             "auto, cpu, cuda or cuda:N. auto is a GPU if there is one.",
-            check=_device,
+            check=checks.device,
         ),
         Option(
             "tp_size",
             int,
             "--tp --tensor-parallel-size",
             "Over how many ranks the model is cut.",
-            check=_size,
+            check=checks.size,
         ),
         Option(
             "attention_backend",
             str,
             "--attention-backend --attn",
-            f"What computes attention: {', '.join(_BACKENDS)}.",
-            check=_one_of(*_BACKENDS),
+            f"What computes attention: {', '.join(_BACKENDS)}. Two names with "
+            "a comma between are for prefill and for decode.",
+            check=checks.attention_backend,
+        ),
+        Option(
+            "moe_backend",
+            str,
+            "--moe-backend",
+            f"What computes layers of experts: {', '.join(_MOE_BACKENDS)}.",
+            check=checks.one_of(*_MOE_BACKENDS),
         ),
         Option(
             "max_seq_len_override",
@@ -163,6 +116,14 @@ GROUPS = {
             "--no-overlap",
             "Launch a batch only once the last one's tokens are read.",
         ),
+        Option(
+            "cuda_graph_max_bs",
+            int | None,
+            "--cuda-graph-max-bs --graph",
+            "Most requests of a decode step that is recorded as a CUDA graph. "
+            "With 0 none is. If not given: 256, or what memory allows; on a "
+            "CPU 0.",
+        ),
     ],
     "Memory and cache": [
         Option(
@@ -183,7 +144,7 @@ GROUPS = {
             str,
             "--cache-type",
             f"Which prefix cache: {', '.join(_CACHES)}.",
-            check=_one_of(*_CACHES),
+            check=checks.one_of(*_CACHES),
         ),
     ],
     "Server": [
@@ -218,7 +179,7 @@ GROUPS = {
             "--api-key",
             "The key that clients must send. Better not on the command line: "
             "other users of the machine can read it.",
-            check=_key,
+            check=checks.key,
             env="MINISGL_API_KEY",
         ),
         Option(
@@ -226,7 +187,7 @@ GROUPS = {
             str,
             "--root-path",
             "The path under which a proxy offers this server.",
-            check=_root,
+            check=checks.root,
         ),
         Option(
             "cors_origins",
@@ -247,7 +208,7 @@ GROUPS = {
             bool,
             "--version",
             "Say the version and end.",
-            check=_version,
+            check=checks.version,
         ),
     ],
     "Shell": [
@@ -275,9 +236,22 @@ GROUPS = {
             "log_level",
             str,
             "--log-level",
-            f"What to log, and all that is worse: {', '.join(_LEVELS)}.",
-            check=_level,
+            f"What to log, and all that is worse: {', '.join(checks.LEVELS)}.",
+            check=checks.level,
             env="LOG_LEVEL",
+        ),
+        Option(
+            "log_requests",
+            bool,
+            "--log-requests",
+            "Print a line of JSON for every answer: its number, tokens, times, "
+            "and how it ended. Nobody's text is in it.",
+        ),
+        Option(
+            "log_prompts",
+            bool,
+            "--log-prompts",
+            "The same with the text of prompts and answers.",
         ),
         Option(
             "silent_output",

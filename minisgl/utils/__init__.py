@@ -8,6 +8,11 @@ from typing import TYPE_CHECKING
 from minisgl.utils.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from minisgl.utils.arch import (
+        is_arch_supported,
+        is_sm90_supported,
+        is_sm100_supported,
+    )
     from minisgl.utils.device import pick_device
     from minisgl.utils.hf import (
         cached_load_hf_config,
@@ -26,7 +31,11 @@ if TYPE_CHECKING:
         ZmqSubQueue,
     )
     from minisgl.utils.registry import Registry
-    from minisgl.utils.torch_utils import resolve_dtype, torch_dtype
+    from minisgl.utils.torch_utils import (
+        nvtx_annotate,
+        resolve_dtype,
+        torch_dtype,
+    )
 
 __all__ = [
     "Registry",
@@ -43,8 +52,12 @@ __all__ = [
     "div_even",
     "download_hf_weight",
     "init_logger",
+    "is_arch_supported",
+    "is_sm90_supported",
+    "is_sm100_supported",
     "load_eos_token_ids",
     "load_tokenizer",
+    "nvtx_annotate",
     "pick_device",
     "resolve_dtype",
     "torch_dtype",
@@ -53,6 +66,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
+        "arch": [name for name in __all__ if name.startswith("is_")],
         "device": ["pick_device"],
         "hf": [
             "cached_load_hf_config",
@@ -64,6 +78,6 @@ __getattr__ = lazy_names(
         "misc": ["align_ceil", "align_down", "div_ceil", "div_even"],
         "mp": [name for name in __all__ if name.startswith("Zmq")],
         "registry": ["Registry"],
-        "torch_utils": ["resolve_dtype", "torch_dtype"],
+        "torch_utils": ["nvtx_annotate", "resolve_dtype", "torch_dtype"],
     },
 )

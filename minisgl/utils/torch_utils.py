@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _NAMES = {
     "float32": torch.float32,
@@ -48,3 +52,29 @@ def resolve_dtype(requested: str | torch.dtype, hf_config: Any) -> torch.dtype:
             f"dtype {requested!r} is not supported; use one of {known}"
         )
     return _NAMES[requested]
+
+
+def nvtx_annotate(
+    name: str, layer_id_field: str | None = None
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Decorator: a profiler of NVIDIA's shows each call as a range of that name.
+
+    layer_id_field: an attribute of the method's object whose value replaces the
+        braces in `name`.
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        if torch.version.cuda is None:
+            return function
+
+        @wraps(function)
+        def annotated(*args: P.args, **kwargs: P.kwargs) -> T:
+            label = name
+            if layer_id_field is not None:
+                label = name.format(getattr(args[0], layer_id_field))
+            with torch.cuda.nvtx.range(label):
+                return function(*args, **kwargs)
+
+        return annotated
+
+    return decorate

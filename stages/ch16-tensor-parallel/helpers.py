@@ -63,8 +63,8 @@ def _work(
 ) -> None:
     try:
         pipe.send(answer(config, prompts, params))
-    except ValueError as error:
-        pipe.send(str(error))
+    except Exception as error:
+        pipe.send(error)
 
 
 def run_ranks(
@@ -102,6 +102,7 @@ def run_ranks(
             process.join(10)
             process.kill()
         remove_socket_dir(config)
-    if isinstance(found[0], str):
-        raise ValueError(found[0])
+    for result in found:
+        if isinstance(result, Exception):
+            raise result
     return found

@@ -33,6 +33,9 @@ def draw(name: str, language: str) -> Canvas:
     # Scenes register themselves when their files are imported.
     from tools.drawing import (  # noqa: F401
         scenes_compute,
+        scenes_faster,
+        scenes_kernels,
+        scenes_measured,
         scenes_parallel,
         scenes_schedule,
         scenes_serve,

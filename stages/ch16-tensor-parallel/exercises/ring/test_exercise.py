@@ -28,7 +28,10 @@ def in_a_ring(size, work):
     results = [None] * size
 
     def run(rank):
-        results[rank] = work(RingImpl(rank, size, links[rank]), rank)
+        try:
+            results[rank] = work(RingImpl(rank, size, links[rank]), rank)
+        except Exception as error:
+            results[rank] = error
 
     threads = [
         Thread(target=run, args=(rank,), daemon=True) for rank in range(size)
@@ -37,6 +40,9 @@ def in_a_ring(size, work):
         thread.start()
     for thread in threads:
         thread.join(30)
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
     assert all(result is not None for result in results), "a rank waits"
     assert all(queue.empty() for queue in queues), "something was not received"
     return results, links

@@ -1,0 +1,43 @@
+"""The interface behind which attention kernels are swapped."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from minisgl.core import Batch
+
+
+@dataclass
+class BaseAttnMetadata(ABC):
+    """What a backend works out once a step and uses in every layer."""
+
+    @abstractmethod
+    def get_last_indices(self, bs: int) -> torch.Tensor:
+        """int [bs]: where the last token of each request is in the batch."""
+
+
+class BaseAttnBackend(ABC):
+    """Causal attention of a flat batch over the paged KV pool."""
+
+    @abstractmethod
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer_id: int,
+        batch: Batch,
+    ) -> torch.Tensor:
+        """Store k and v, then attend: q [T, heads, dim] -> the same shape.
+
+        k, v: [T, kv_heads, dim], keys and values of the same tokens.
+        """
+
+    @abstractmethod
+    def prepare_metadata(self, batch: Batch) -> None:
+        """Set `batch.attn_metadata`; the page table is already filled."""
