@@ -62,14 +62,15 @@ def _join(tokenizer: Any, drawn: list[Any], rng: Random) -> str:
     if tokenizer is None:
         return " ".join(drawn)
     n, ids = len(drawn), drawn
-    # Any ids make a text, but that text may have other ids: a few corrections,
-    # at its end.
-    for _ in range(16):
+    # Any ids make a text, but that text may have other ids. Then other ones are
+    # tried at its end.
+    for _ in range(64):
         text: str = tokenizer.decode(ids, skip_special_tokens=True)
         ids = tokenizer.encode(text, add_special_tokens=False)
         if len(ids) == n:
             break
-        ids = ids[:n] + _draw(tokenizer, n - len(ids), rng)
+        kept = ids[: n - 1]
+        ids = kept + _draw(tokenizer, n - len(kept), rng)
     return text
 
 
