@@ -14,6 +14,7 @@ from minisgl.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from minisgl.attention import BaseAttnBackend, BaseAttnMetadata
     from minisgl.kvcache import BaseCacheHandle, BaseKVCachePool
+    from minisgl.moe import BaseMoeBackend
 
 __all__ = [
     "Batch",
@@ -144,11 +145,13 @@ class Context:
         row and position.
     kv_cache: the KV pool.
     attn_backend: what computes attention over it.
+    moe_backend: what computes layers of experts, if the model has any.
     """
 
     page_size: int
     page_table: torch.Tensor = field(init=False)
     attn_backend: BaseAttnBackend = field(init=False)
+    moe_backend: BaseMoeBackend = field(init=False)
     kv_cache: BaseKVCachePool = field(init=False)
     _batch: Batch | None = field(default=None, init=False)
 

@@ -76,4 +76,7 @@ def _with_pool(
         core.set_global_ctx(ctx)
         ctx.attn_backend = attention.create_attention_backend("torch", config)
         ctx.attn_backend.prepare_metadata(batch)
+    if find_spec("minisgl.moe") is not None:
+        moe = import_module("minisgl.moe")
+        ctx.moe_backend = moe.create_moe_backend("torch")
     return ctx, batch

@@ -15,7 +15,7 @@ import torch
 from minisgl.core import Batch
 from minisgl.engine import BatchSamplingArgs, ForwardOutput
 from minisgl.scheduler import Scheduler
-from minisgl.utils.device import NullEvent, NullStream, Stream
+from minisgl.utils.device import NullEvent, NullStream
 
 
 class LateStream(NullStream):
@@ -43,7 +43,7 @@ class LateEvent(NullEvent):
     def __init__(self, stream: LateStream) -> None:
         self.stream, self.recorded, self.passed = stream, 0, 0
 
-    def record(self, stream: Stream | None = None) -> None:
+    def record(self) -> None:
         self.recorded += 1
         self.stream.todo.append(self._pass)
 

@@ -220,8 +220,40 @@ def test_fitting_a_request_leaves_its_other_wishes_and_the_message_alone():
     assert msg.sampling_params.max_tokens == 99
     with pytest.raises(ValueError, match=r"10 tokens.*holds 10"):
         fit_request(msg, max_seq_len=10, pool_tokens=50, vocab_size=10)
-    with pytest.raises(ValueError, match=r"need 50 tokens.*holds 49"):
-        fit_request(msg, max_seq_len=50, pool_tokens=49, vocab_size=10)
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "context", "pool", "fitted"),
+    [
+        (2**31 - 1, 50, 49, 39),
+        (40, 50, 49, 39),  # all that the context leaves
+        (39, 50, 49, 39),
+        (2**31 - 1, 50, 11, 1),
+        (5, 50, 15, 5),
+        (39, 50, 48, None),
+        (2**31 - 1, 50, 10, None),
+        (6, 50, 15, None),
+    ],
+)
+def test_who_wants_as_many_as_fit_gets_what_the_pool_leaves(
+    max_tokens, context, pool, fitted
+):
+    params = SamplingParams(max_tokens=max_tokens)
+    msg = UserMsg(4, torch.arange(10, dtype=torch.int32), params)
+    if fitted is not None:
+        got = fit_request(msg, context, pool, vocab_size=10)
+        assert got.sampling_params.max_tokens == fitted
+        return
+    with pytest.raises(ValueError, match=rf"need \d+ tokens.*holds {pool}"):
+        fit_request(msg, context, pool, vocab_size=10)
+
+
+def test_as_many_as_fit_fill_the_pool():
+    driver = Driver(TINY, page_size=4, pages=12)
+    driver.submit(0, FIXED[4], 2**31 - 1)
+    driver.run()
+    driver.assert_parity(0, length=48 - len(FIXED[4]))
+    assert driver.ended[0].finish_reason == "length"
 
 
 def test_a_request_waits_for_a_row():

@@ -21,6 +21,7 @@ from minisgl.core import Context, set_global_ctx
 from minisgl.kvcache import MHAKVCache
 from minisgl.models import ModelConfig
 from minisgl.utils import (
+    arch,
     cached_load_hf_config,
     is_arch_supported,
     is_sm90_supported,
@@ -401,13 +402,16 @@ def test_a_missing_library_is_looked_for_once(monkeypatch):
         assert looked == []
 
 
-def test_generations_of_gpus():
+def test_generations_of_gpus(monkeypatch):
     with stand_ins(hopper=True):
         assert is_sm90_supported() and not is_sm100_supported()
         assert is_arch_supported(8) and is_arch_supported(8, 9)
         assert not is_arch_supported(9, 1)
     with stand_ins(hopper=False):
         assert not is_sm90_supported()
+    with stand_ins():
+        monkeypatch.setattr(arch, "_get_torch_cuda_version", lambda: (10, 0))
+        assert is_sm100_supported() and is_sm90_supported()
     if not torch.cuda.is_available():
         assert not is_arch_supported(1)
 

@@ -210,6 +210,14 @@ def test_a_number_between_two_ways_to_add_up_picks_no_weight_of_zero():
     assert float(weights[0, drawn]) > 0
 
 
+def test_min_p_of_one_leaves_the_best_and_its_equals():
+    logits = torch.zeros(4, VOCAB)
+    logits[:, [3, 200]] = 2.0
+    ones, numbers = torch.ones(4), torch.tensor([0.0, 0.4, 0.6, 0.99])
+    drawn = sample_on_gpu(flashinfer, logits, ones, None, None, ones, numbers)
+    assert drawn.tolist() == [3, 3, 200, 200]
+
+
 def test_c14_a_row_that_is_not_numbers_leaves_the_others_alone():
     logits = 2 * randn(3, VOCAB)
     numbers = torch.tensor([0.3, 0.5, 0.7])

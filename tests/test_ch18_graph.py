@@ -1,15 +1,19 @@
 """Recorded decode steps: the same tokens, and only what was copied is read."""
 
+import sys
+
 import pytest
 import torch
 
 from minisgl.attention.utils import BaseCaptureData
 from minisgl.core import Batch
-from minisgl.engine import Engine, graph
+from minisgl.distributed import DistributedInfo
+from minisgl.engine import Engine, EngineConfig, graph
 from minisgl.engine.graph import (
     GraphCaptureBuffer,
     _determine_cuda_graph_bs,
     get_free_memory,
+    largest_batch,
     mem_GB,
 )
 from minisgl.utils import nvtx_annotate
@@ -87,6 +91,37 @@ def test_on_a_cpu_nothing_is_recorded_unless_asked_for():
     assert runner.graph_bs_list == [3, 5] and runner.max_graph_bs == 5
     few = drive(max_running_req=3).scheduler.engine.graph_runner
     assert few.graph_bs_list == [1, 2, 3]
+
+
+def test_on_a_gpu_sizes_go_up_to_256_but_not_past_the_requests():
+    class Backend:
+        pads_to_context = False
+
+    def largest(device="cuda", backend=Backend, **settings):
+        config = EngineConfig(
+            "m", DistributedInfo(0, 1), torch.bfloat16, **settings
+        )
+        return largest_batch(config, backend, torch.device(device))
+
+    assert largest() == largest(max_running_req=1000) == 256
+    assert largest(max_running_req=24) == 24
+    assert largest(cuda_graph_max_bs=300, max_running_req=1000) == 300
+    assert largest(cuda_graph_max_bs=300, max_running_req=24) == 24
+    assert largest(cuda_graph_max_bs=0) == 0
+    # Where it saves nothing, only what is asked for.
+    padding = type("Padding", (), {"pads_to_context": True})
+    for setting in ({"device": "cpu"}, {"backend": padding}):
+        assert largest(**setting) == 0
+        assert largest(**setting, cuda_graph_max_bs=8) == 8
+
+
+def test_a_terminal_shows_how_far_the_capture_is(monkeypatch, capsys):
+    drive()
+    assert "Capturing graphs" not in capsys.readouterr().err
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    drive()
+    assert "Capturing graphs" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
 """Our engine against transformers on a CPU, side by side in one run.
 
-The workload: requests with random prompts and answers of 16 to 256 tokens.
-Ours runs at most 16 at once; transformers answers them one by one (a sample) and
-in left-padded batches of 16 in order of arrival. Same dtype, same threads. Only
-tokens somebody asked for count: a padded batch runs until its longest is done.
+The workload `cpu` of `minisgl.benchmark` (chapter 21): requests with random prompts
+and answers of 16 to 256 tokens. Ours runs at most 16 at once; transformers answers
+them one by one (a sample) and in left-padded batches of 16 in order of arrival. Same
+dtype, same threads. Only tokens somebody asked for count: a padded batch runs until its
+longest is done.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,22 +25,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoModelForCausalLM, GenerationConfig
 
+from minisgl.benchmark.peers import one_by_one, static_batches
+from minisgl.benchmark.subject import Run, Subject, TimedLLM
+from minisgl.benchmark.workload import WORKLOADS, Request
 from minisgl.core import SamplingParams
 from minisgl.llm import LLM
 from tools.models import model_path
 
 BATCH = 16
 SAMPLE = 8
-
-
-@dataclass(frozen=True)
-class Request:
-    """Prompt ids and how many tokens to generate."""
-
-    prompt: list[int]
-    output: int
 
 
 @dataclass
@@ -64,7 +59,7 @@ class Clock:
 class Peers:
     """The three ways to answer; each returns tokens a second."""
 
-    llm: LLM
+    llm: TimedLLM
     hf: Any
     outside: list[tuple[float, float]] = field(default_factory=list)
 
@@ -73,58 +68,23 @@ class Peers:
         clock = Clock()
         forward = self.llm.engine.forward_batch
         self.llm.engine.forward_batch = clock.wrap(forward)  # type: ignore[method-assign]
-        params = [
-            SamplingParams(max_tokens=r.output, ignore_eos=True)
-            for r in requests
-        ]
-        start = time.perf_counter()
-        self.llm.generate([r.prompt for r in requests], params, progress=False)
-        seconds = time.perf_counter() - start
+        run = self.llm.run(requests, 0.0)
         del self.llm.engine.forward_batch
-        outside = seconds - clock.seconds
-        self.outside.append((outside / clock.calls * 1e3, outside / seconds))
-        return sum(r.output for r in requests) / seconds
+        outside = run.seconds - clock.seconds
+        self.outside.append(
+            (outside / clock.calls * 1e3, outside / run.seconds)
+        )
+        return _speed(run)
 
     def one_by_one(self, requests: list[Request]) -> float:
-        sample = requests[:SAMPLE]
-        start = time.perf_counter()
-        for request in sample:
-            self._generate([request])
-        return sum(r.output for r in sample) / (time.perf_counter() - start)
+        return _speed(one_by_one(self.hf, requests[:SAMPLE], 0.0, BATCH))
 
     def static(self, requests: list[Request]) -> float:
-        start = time.perf_counter()
-        for first in range(0, len(requests), BATCH):
-            self._generate(requests[first : first + BATCH])
-        return sum(r.output for r in requests) / (time.perf_counter() - start)
-
-    def _generate(self, requests: list[Request]) -> None:
-        longest = max(len(r.prompt) for r in requests)
-        pads = [longest - len(r.prompt) for r in requests]
-        rows = zip(pads, requests, strict=True)
-        ids = torch.tensor([[0] * pad + r.prompt for pad, r in rows])
-        mask = torch.tensor([[0] * pad + [1] * (longest - pad) for pad in pads])
-        wanted = max(r.output for r in requests)
-        settings = GenerationConfig(
-            max_new_tokens=wanted, min_new_tokens=wanted, pad_token_id=0
-        )
-        with torch.inference_mode():
-            self.hf.generate(
-                ids, attention_mask=mask, generation_config=settings
-            )
+        return _speed(static_batches(self.hf, requests, 0.0, BATCH))
 
 
-def make_requests(count: int, vocab: int, seed: int) -> list[Request]:
-    """Seeded ids; the same lengths, uniform in 16 to 256, for every seed."""
-    random.seed(0)
-    sizes = [
-        (random.randint(16, 256), random.randint(16, 256)) for _ in range(count)
-    ]
-    random.seed(seed)
-    return [
-        Request([random.randrange(vocab) for _ in range(length)], output)
-        for length, output in sizes
-    ]
+def _speed(run: Run) -> float:
+    return sum(map(len, run.answers)) / run.seconds
 
 
 def first_token_ms(llm: LLM, prompt: list[int]) -> float:
@@ -162,37 +122,34 @@ def main(
     """Print tokens a second of each way, medians and ratios of one run."""
     if threads:
         torch.set_num_threads(threads)
-    path = str(model_path(model))
-    llm = LLM(
-        path,
-        dtype,
-        device="cpu",
-        max_running_req=BATCH,
-        page_size=page_size,
-        num_page_override=16384 // page_size,
-    )
-    hf = AutoModelForCausalLM.from_pretrained(
-        path, dtype=llm.engine.dtype
-    ).eval()
-    peers = Peers(llm, hf)
-    vocab = llm.engine.sampler.vocab_size
-    ways = {
-        "ours": peers.ours,
-        "static": peers.static,
-        "one by one": peers.one_by_one,
+    settings = {
+        "max_running_req": BATCH,
+        "page_size": page_size,
+        "num_page_override": 16384 // page_size,
     }
-    speeds: dict[str, list[float]] = {name: [] for name in ways}
-    for number in range(rounds):
-        # New prompts: no round may find the one before it in the prefix cache.
-        work = make_requests(requests, vocab, seed=number)
-        for name, way in ways.items():
-            speeds[name].append(way(work))
-            speed = speeds[name][-1]
-            print(
-                f"round {number + 1}: {name:10} {speed:7.1f} tok/s", flush=True
-            )
-    _report(speeds, peers, dtype, requests)
-    miss, hit = prefix_times(llm, vocab, rounds)
+    path = str(model_path(model))
+    subject = Subject(path, False, dtype, "cpu", settings)
+    work = replace(WORKLOADS["cpu"], requests=requests)
+    with subject.engine() as llm, subject.transformers() as hf:
+        peers = Peers(llm, hf)
+        vocab = llm.engine.sampler.vocab_size
+        ways = {
+            "ours": peers.ours,
+            "static": peers.static,
+            "one by one": peers.one_by_one,
+        }
+        speeds: dict[str, list[float]] = {name: [] for name in ways}
+        for number in range(rounds):
+            drawn = work.draw(vocab, number)
+            for name, way in ways.items():
+                speeds[name].append(way(drawn))
+                speed = speeds[name][-1]
+                print(
+                    f"round {number + 1}: {name:10} {speed:7.1f} tok/s",
+                    flush=True,
+                )
+        _report(speeds, peers, dtype, requests)
+        miss, hit = prefix_times(llm, vocab, rounds)
     Console().print(
         f"first token after a 512-token prefix: {miss:.1f} ms without a hit, "
         f"{hit:.1f} ms with one: {hit / miss:.3f} of it"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from minisgl.attention import validate_attn_backend
 from minisgl.distributed import DistributedInfo
+from minisgl.moe import validate_moe_backend
 
 # Types only: settings are read before there is a model.
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class EngineConfig:
     max_running_req: most requests in one batch.
     attention_backend: a name the registry knows, two for prefill and decode
         with a comma between, or ``auto``.
+    moe_backend: the same for layers of experts, one name.
     cuda_graph_bs: batch sizes for which to record decode steps.
     cuda_graph_max_bs: in its place the largest of them; 0 records none.
     page_size: tokens a page of the KV pool holds.
@@ -47,6 +49,7 @@ class EngineConfig:
     dtype: torch.dtype | str
     max_running_req: int = 256
     attention_backend: str = "auto"
+    moe_backend: str = "auto"
     cuda_graph_bs: list[int] | None = None
     cuda_graph_max_bs: int | None = None
     page_size: int = 1
@@ -84,6 +87,7 @@ class EngineConfig:
                 f"seconds, got {self.distributed_timeout}"
             )
         validate_attn_backend(self.attention_backend)
+        validate_moe_backend(self.moe_backend)
 
     @cached_property
     def hf_config(self) -> PretrainedConfig:

@@ -15,20 +15,21 @@ from minisgl.attention import (
     choose_attn_backend,
     create_attention_backend,
 )
-from minisgl.core import Batch, Context, Req, SamplingParams, set_global_ctx
+from minisgl.core import Batch, Context, set_global_ctx
 from minisgl.distributed import (
     DistributedCommunicator,
     destroy_distributed,
     set_tp_info,
 )
 from minisgl.engine.config import EngineConfig
-from minisgl.engine.graph import GraphRunner
+from minisgl.engine.graph import GraphRunner, largest_batch, make_dummy
 from minisgl.engine.sample import BatchSamplingArgs, Sampler
 from minisgl.kvcache import create_kvcache_pool
 from minisgl.layers import BaseOP, set_rope_device
 from minisgl.layers.packed import can_pack, pack_linears
 from minisgl.models import BaseLLMModel, create_model, load_model_weight
 from minisgl.models.shard import local_config
+from minisgl.moe import create_moe_backend
 from minisgl.utils import (
     align_ceil,
     init_logger,
@@ -103,9 +104,14 @@ class Engine:
             device=self.device,
         )
         self.ctx.page_table = self.page_table
-        self.dummy_req = self._make_dummy(config)
+        dummy_slot = self.num_pages * config.page_size
+        self.dummy_req = make_dummy(self.page_table, dummy_slot)
         self.attn_backend = create_attention_backend(attn_backend, local)
         self.ctx.attn_backend = self.attn_backend
+        if config.model_config.is_moe:
+            self.ctx.moe_backend = create_moe_backend(
+                config.moe_backend, self.device
+            )
         # Ranks draw for themselves, so they must draw the same numbers.
         seed = self._from_rank0(random.SystemRandom().getrandbits(62))
         vocab_size = config.model_config.vocab_size
@@ -117,7 +123,7 @@ class Engine:
             model=self.model,
             attn_backend=self.attn_backend,
             cuda_graph_bs=config.cuda_graph_bs,
-            cuda_graph_max_bs=self._graph_limit(config),
+            cuda_graph_max_bs=self._largest_recording(config),
             free_memory=self._least(self._free_memory()),
             max_seq_len=self.max_seq_len,
             vocab_size=vocab_size,
@@ -127,6 +133,22 @@ class Engine:
             f"{self.num_pages} pages of {config.page_size} on {self.device}, "
             f"attention by {attn_backend}"
         )
+
+    def _largest_recording(self, config: EngineConfig) -> int:
+        """Requests of the largest step to record; 0 records none.
+
+        Raises:
+            ValueError: what shall be recorded waits for the host.
+        """
+        waits = self.device.type == "cuda" and config.model_config.is_moe
+        if not (waits and self.ctx.moe_backend.reads_on_host):
+            return largest_batch(config, self.attn_backend, self.device)
+        if config.cuda_graph_bs or config.cuda_graph_max_bs:
+            raise ValueError(
+                "with MoE backend 'torch' every layer waits for the host, which "
+                "cannot be recorded; use fused, or --cuda-graph-max-bs 0"
+            )
+        return 0
 
     def _init_communication(
         self, config: EngineConfig
@@ -175,34 +197,6 @@ class Engine:
         if can_pack(self.device, self.dtype):
             pack_linears(model)
         return model
-
-    def _make_dummy(self, config: EngineConfig) -> Req:
-        """A request of one token, which fills up batches.
-
-        It has the last row and the last page, which are not handed out, so that
-        what is computed for it harms nobody.
-        """
-        self.page_table[-1] = self.num_pages * config.page_size
-        return Req(
-            input_ids=torch.zeros(1, dtype=torch.int32),
-            table_idx=config.max_running_req,
-            cached_len=0,
-            output_len=1,
-            uid=-1,
-            sampling_params=SamplingParams(max_tokens=1),
-            cache_handle=None,  # type: ignore[arg-type]
-        )
-
-    def _graph_limit(self, config: EngineConfig) -> int | None:
-        """The largest batch to record; None leaves it to the memory."""
-        wanted = config.cuda_graph_max_bs
-        if wanted is None:
-            # Where a launch costs little, recording saves little.
-            cheap = self.device.type != "cuda"
-            if cheap or self.attn_backend.pads_to_context:
-                return 0
-            return None
-        return min(wanted, config.max_running_req)
 
     def _free_memory(self) -> int:
         """Bytes: free on the GPU; on a CPU a quarter of the machine's memory.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from minisgl.kernel import store_cache
 from minisgl.kvcache.base import BaseKVCachePool
 
 
@@ -47,8 +48,7 @@ class MHAKVCache(BaseKVCachePool):
         layer_id: int,
     ) -> None:
         keys, values = self._slots[:, layer_id]
-        keys[out_loc] = k.view(len(k), *keys.shape[1:])
-        values[out_loc] = v.view(len(v), *values.shape[1:])
+        store_cache(keys, values, out_loc, k, v)
 
     @property
     def device(self) -> torch.device:

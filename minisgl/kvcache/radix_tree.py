@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import torch
 
+from minisgl.kernel import fast_compare_key
 from minisgl.kvcache.base import BaseCacheHandle
 from minisgl.utils import align_down
 
@@ -83,9 +84,7 @@ class RadixTreeNode:
 
     def get_match_len(self, input_ids: torch.Tensor) -> int:
         """How many leading tokens of `input_ids` are this node's."""
-        n = min(self.length, len(input_ids))
-        differs = (self._key[:n] != input_ids[:n]).nonzero()
-        return n if len(differs) == 0 else int(differs[0])
+        return fast_compare_key(self._key, input_ids)
 
     def split_at(self, pos: int) -> RadixTreeNode:
         """Cut in two and return the new upper node, which has `pos` tokens.

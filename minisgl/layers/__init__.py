@@ -11,6 +11,7 @@ from minisgl.layers.linear import (
     LinearReplicated,
     LinearRowParallel,
 )
+from minisgl.layers.moe import MoELayer
 from minisgl.layers.norm import RMSNorm, RMSNormFused
 from minisgl.layers.rotary import get_rope, set_rope_device
 
@@ -22,6 +23,7 @@ __all__ = [
     "LinearQKVMerged",
     "LinearReplicated",
     "LinearRowParallel",
+    "MoELayer",
     "OPList",
     "ParallelLMHead",
     "RMSNorm",

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from minisgl.core import get_global_ctx
 from minisgl.distributed import DistributedCommunicator, get_tp_info
+from minisgl.kernel import indexing
 from minisgl.layers.base import BaseOP
 from minisgl.layers.linear import Multiply
 from minisgl.utils import div_ceil
@@ -39,11 +40,10 @@ class VocabParallelEmbedding(BaseOP):
         one that has a token gives.
         """
         if self._size == 1:
-            return F.embedding(x, self.weight)
-        place = x - self._start
-        mine = (place >= 0) & (place < self._rows)
-        found = F.embedding(place.where(mine, 0), self.weight)
-        return self._comm.all_reduce(found.where(mine.unsqueeze(-1), 0))
+            return indexing(self.weight, x)
+        ids = self._start, self._start + self._rows
+        found = indexing(self.weight, x, vocab_range=ids)
+        return self._comm.all_reduce(found)
 
 
 class ParallelLMHead(VocabParallelEmbedding):

@@ -1,6 +1,7 @@
 """What the processes of a server say to one another."""
 
 from minisgl.message.backend import (
+    SHUTTING_DOWN,
     AbortBackendMsg,
     BaseBackendMsg,
     BatchBackendMsg,
@@ -26,6 +27,7 @@ from minisgl.message.tokenizer import (
 )
 
 __all__ = [
+    "SHUTTING_DOWN",
     "AbortBackendMsg",
     "AbortMsg",
     "BaseBackendMsg",

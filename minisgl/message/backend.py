@@ -11,7 +11,11 @@ from minisgl.sampling_params import SamplingParams
 if TYPE_CHECKING:
     import torch
 
+SHUTTING_DOWN = "the server is shutting down"
+"""What those hear who still wait when the server stops."""
+
 __all__ = [
+    "SHUTTING_DOWN",
     "AbortBackendMsg",
     "BaseBackendMsg",
     "BatchBackendMsg",

@@ -8,7 +8,13 @@ from typing import Any
 from transformers import PretrainedConfig
 
 # Switches that would change the result if they were passed over.
-_UNSUPPORTED = ("quantization_config", "attention_bias", "mlp_bias")
+_UNSUPPORTED = (
+    "quantization_config",
+    "attention_bias",
+    "mlp_bias",
+    "mlp_only_layers",
+)
+_EXPERT_SIZES = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
 # What every decoder here states, and GPT-2 for one does not.
 _NEEDED = ("intermediate_size", "rms_norm_eps", "hidden_act")
 
@@ -26,7 +32,10 @@ class RotaryConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes and switches of a decoder-only model."""
+    """Sizes and switches of a decoder-only model.
+
+    The four that tell of experts are 0 and False in a model without any.
+    """
 
     num_layers: int
     num_qo_heads: int
@@ -39,8 +48,17 @@ class ModelConfig:
     rotary_config: RotaryConfig
     hidden_act: str
     tie_word_embeddings: bool
+    num_experts: int
+    num_experts_per_tok: int
+    moe_intermediate_size: int
+    norm_topk_prob: bool
     model_type: str
     architectures: list[str]
+
+    @property
+    def is_moe(self) -> bool:
+        """Whether experts stand in place of the MLPs."""
+        return self.num_experts > 0
 
     @classmethod
     def from_hf(cls, config: PretrainedConfig) -> ModelConfig:
@@ -65,6 +83,7 @@ class ModelConfig:
             rotary_config=_rotary_config(config, head_dim),
             hidden_act=config.hidden_act,
             tie_word_embeddings=config.tie_word_embeddings,
+            **_experts(config),
             model_type=config.model_type,
             architectures=list(config.architectures or []),
         )
@@ -81,6 +100,21 @@ def _refuse(config: PretrainedConfig) -> None:
     for key in _UNSUPPORTED:
         if getattr(config, key, None):
             raise ValueError(f"{key} in config.json is not supported")
+    if getattr(config, "decoder_sparse_step", 1) != 1:
+        raise ValueError("decoder_sparse_step other than 1 is not supported")
+
+
+def _experts(config: PretrainedConfig) -> dict[str, Any]:
+    if not getattr(config, "num_experts", 0):
+        none = dict.fromkeys(_EXPERT_SIZES, 0)
+        return {**none, "norm_topk_prob": False}
+    sizes = {key: getattr(config, key) for key in _EXPERT_SIZES}
+    count, chosen = sizes["num_experts"], sizes["num_experts_per_tok"]
+    if not 1 <= chosen <= count:
+        raise ValueError(
+            f"num_experts_per_tok is {chosen} but there are {count} experts"
+        )
+    return {**sizes, "norm_topk_prob": config.norm_topk_prob}
 
 
 def _rotary_config(config: PretrainedConfig, head_dim: int) -> RotaryConfig:

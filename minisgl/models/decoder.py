@@ -1,4 +1,4 @@
-"""The decoder that Llama, Mistral, Qwen2 and Qwen3 share."""
+"""The decoder that all families share."""
 
 from __future__ import annotations
 
@@ -85,7 +85,11 @@ class DecoderForCausalLM(BaseLLMModel):
             has_attn_bias=self.has_attn_bias,
             has_qk_norm=self.has_qk_norm,
         )
-        return DecoderLayer(self._config, attn, GatedMLP(self._config))
+        return DecoderLayer(self._config, attn, self.make_mlp())
+
+    def make_mlp(self) -> BaseOP:
+        """What follows the attention in a layer of this family."""
+        return GatedMLP(self._config)
 
     def forward(self) -> torch.Tensor:
         x = self.model.forward(get_global_ctx().batch.input_ids)

@@ -14,6 +14,7 @@ _MODELS = {
     "MistralForCausalLM": ".mistral",
     "Qwen2ForCausalLM": ".qwen2",
     "Qwen3ForCausalLM": ".qwen3",
+    "Qwen3MoeForCausalLM": ".qwen3_moe",
 }
 
 

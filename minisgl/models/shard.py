@@ -29,8 +29,10 @@ def local_config(config: ModelConfig, size: int) -> ModelConfig:
     _check("query heads", heads, size, heads % size == 0)
     fits = pairs % size == 0 or size % pairs == 0
     _check("kv heads", pairs, size, fits)
-    middle = config.intermediate_size
-    _check("columns of an MLP", middle, size, middle % size == 0)
+    what, middle = "an MLP", config.intermediate_size
+    if config.is_moe:
+        what, middle = "an expert", config.moe_intermediate_size
+    _check(f"columns of {what}", middle, size, middle % size == 0)
     return replace(
         config,
         num_qo_heads=heads // size,

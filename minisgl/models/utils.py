@@ -1,4 +1,4 @@
-"""The two halves of a decoder layer: attention with RoPE, and a gated MLP."""
+"""The halves of a decoder layer: attention with RoPE, and an MLP or experts."""
 
 from __future__ import annotations
 
@@ -10,16 +10,23 @@ from minisgl.layers import (
     LinearColParallelMerged,
     LinearOProj,
     LinearQKVMerged,
+    LinearReplicated,
     LinearRowParallel,
+    MoELayer,
     RMSNorm,
     gelu_and_mul,
     silu_and_mul,
 )
 from minisgl.models.config import ModelConfig
 
-__all__ = ["GatedMLP", "RopeAttn"]
+__all__ = ["GatedMLP", "MoEMLP", "RopeAttn"]
 
 _ACTIVATIONS = {"silu": silu_and_mul, "gelu": gelu_and_mul}
+
+
+def _unknown_act(config: ModelConfig) -> str:
+    known = ", ".join(_ACTIVATIONS)
+    return f"hidden_act {config.hidden_act!r} is not supported; known: {known}"
 
 
 class GatedMLP(BaseOP):
@@ -27,11 +34,7 @@ class GatedMLP(BaseOP):
 
     def __init__(self, config: ModelConfig) -> None:
         if config.hidden_act not in _ACTIVATIONS:
-            known = ", ".join(_ACTIVATIONS)
-            raise ValueError(
-                f"hidden_act {config.hidden_act!r} is not supported; "
-                f"known: {known}"
-            )
+            raise ValueError(_unknown_act(config))
         hidden, middle = config.hidden_size, config.intermediate_size
         self.gate_up_proj = LinearColParallelMerged(hidden, [middle] * 2, False)
         self.down_proj = LinearRowParallel(middle, hidden, has_bias=False)
@@ -40,6 +43,29 @@ class GatedMLP(BaseOP):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""
         return self.down_proj.forward(self._act(self.gate_up_proj.forward(x)))
+
+
+class MoEMLP(BaseOP):
+    """A router and the experts it chooses from."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        if config.hidden_act not in _ACTIVATIONS:
+            raise ValueError(_unknown_act(config))
+        hidden, experts = config.hidden_size, config.num_experts
+        self.gate = LinearReplicated(hidden, experts, has_bias=False)
+        self.experts = MoELayer(
+            experts,
+            config.num_experts_per_tok,
+            hidden,
+            config.moe_intermediate_size,
+            renormalize=config.norm_topk_prob,
+            activation=config.hidden_act,
+        )
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """[T, hidden] -> [T, hidden]."""
+        logits = self.gate.forward(hidden_states)
+        return self.experts.forward(hidden_states, logits)
 
 
 class RopeAttn(BaseOP):

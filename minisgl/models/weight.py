@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,10 +31,44 @@ _MERGED = {
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
 _PART_OF = {part: whole for whole, parts in _MERGED.items() for part in parts}
+# Each expert is stored by itself; the model has all of a layer in one tensor.
+_EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
-def _get_merge_info(key: str) -> tuple[str, tuple[str, ...]]:
-    """The model's name for a stored name, and all parts it is made of."""
+def _get_expert_stack_info(key: str) -> tuple[str, int] | None:
+    """The model's name for the tensor of an expert, and which expert it is."""
+    if (match := _EXPERT.fullmatch(key)) is None:
+        return None
+    name = "down_proj" if match[3] == "down" else "gate_up_proj"
+    return f"{match[1]}.{name}", int(match[2])
+
+
+def _count_experts(names: Iterable[str]) -> int:
+    found = map(_get_expert_stack_info, names)
+    return max((info[1] + 1 for info in found if info), default=0)
+
+
+@cache
+def _stacked(whole: str, experts: int) -> tuple[str, ...]:
+    """What a stack is made of: expert by expert, its gate before its up."""
+    prefix, _, name = whole.rpartition(".")
+    parts = _MERGED.get(name, (name,))
+    return tuple(
+        f"{prefix}.{expert}.{part}.weight"
+        for expert in range(experts)
+        for part in parts
+    )
+
+
+def _get_merge_info(
+    key: str, experts: int = 0
+) -> tuple[str, tuple[str, ...]]:
+    """The model's name for a stored name, and all parts it is made of.
+
+    experts: how many a layer has.
+    """
+    if (stack := _get_expert_stack_info(key)) is not None:
+        return stack[0], _stacked(stack[0], experts)
     for part, whole in _PART_OF.items():
         if f".{part}." in key:
             merged = key.replace(f".{part}.", f".{whole}.")
@@ -50,8 +86,9 @@ def _plan(
     """
     plan: dict[str, tuple[str, ...]] = {}
     unknown = []
+    experts = _count_experts(files.names())
     for name in files.names():
-        whole, parts = _get_merge_info(name)
+        whole, parts = _get_merge_info(name, experts)
         if wanted is not None and whole not in wanted:
             unknown.append(name)
         elif plan.setdefault(whole, parts) != parts:
@@ -157,7 +194,10 @@ def load_weight(
         kept = parts[0].found.dtype
         if dtype is not None and torch.promote_types(kept, dtype) != dtype:
             narrowed.add(kept)
-        yield name, _merge(parts, device, dtype)
+        merged = _merge(parts, device, dtype)
+        if last := _get_expert_stack_info(stored[-1]):
+            merged = merged.view(last[1] + 1, -1, merged.shape[-1])
+        yield name, merged
     if odd := [name for name in unknown if not _is_redundant(files, name)]:
         few = ", ".join(odd[:5])
         logger.warning(f"{len(odd)} stored tensors are not used: {few}")

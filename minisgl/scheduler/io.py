@@ -35,8 +35,10 @@ class SchedulerIOMixin:
     receive_msg(blocking=False): the messages that have come in, on every rank
         the same ones in the same call. blocking: nothing is left to compute, so
         wait for the first; a list cannot wait.
-    send_result(reply): pass on the tokens of a step, a list of DetokenizeMsg.
-    inbox, outbox: offline only: put messages in, find tokens.
+    send_result(reply): pass on the tokens of a step, and what else a tokenizer
+        has to know; a list of BaseTokenizerMsg, offline of DetokenizeMsg.
+    inbox, outbox: offline only: put messages in, find tokens. A subclass may
+        take these as they come, in offline_send_result.
 
     config: what is read are offline_mode, tp_info and the addresses.
     tp_cpu_group: a process group of all ranks that takes CPU tensors; None
@@ -48,7 +50,7 @@ class SchedulerIOMixin:
     """
 
     receive_msg: Callable[..., list[BaseBackendMsg]]
-    send_result: Callable[[list[DetokenizeMsg]], None]
+    send_result: Callable[[list[Any]], None]
     inbox: list[BaseBackendMsg]
     outbox: list[DetokenizeMsg]
     _inbound: ZmqPullQueue[BaseBackendMsg] | ZmqSubQueue[BaseBackendMsg]
@@ -186,12 +188,12 @@ class SchedulerIOMixin:
                 logger.warning(f"a message is left out: {error}")
         return messages
 
-    def _reply_tokenizer_rank0(self, reply: list[DetokenizeMsg]) -> None:
+    def _reply_tokenizer_rank0(self, reply: list[BaseTokenizerMsg]) -> None:
         """One message a step, however many tokens it has."""
         if len(reply) == 1:
             self._outbound.put(reply[0])
         elif reply:
             self._outbound.put(BatchTokenizerMsg([*reply]))
 
-    def _reply_tokenizer_rank1(self, reply: list[DetokenizeMsg]) -> None:
+    def _reply_tokenizer_rank1(self, reply: list[BaseTokenizerMsg]) -> None:
         """Nothing: all ranks have the same tokens, and rank 0 sends them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from minisgl.core import SamplingParams
 from minisgl.engine import FAILED_TOKEN
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from minisgl.scheduler.scheduler import ForwardData, Scheduler
 
 
-NOT_FINITE = "the model's logits are not finite numbers"
-SHUTTING_DOWN = "the server is shutting down"
+NOT_FINITE = (
+    "the model's logits are not finite numbers; try dtype float32 or another "
+    "checkpoint"
+)
 
 
 def finish_reason(
@@ -80,7 +82,7 @@ class ReplyMaker:
         """
         return DetokenizeMsg(uid, FAILED_TOKEN, True, reason, error)
 
-    def abort(self, uid: int, config: SchedulerConfig) -> list[Any]:
+    def abort(self, uid: int, config: SchedulerConfig) -> list[AbortMsg]:
         """Count an abort; what has to be sent because of it.
 
         A detokenizer that is a process of its own has not heard of it and would
@@ -92,8 +94,8 @@ class ReplyMaker:
             [AbortMsg(uid)] if own_process and not config.offline_mode else []
         )
 
-    def status(self, uid: int, scheduler: Scheduler) -> Any:
-        """How a scheduler is: a StatusResultMsg, sent as if it were a token."""
+    def status(self, uid: int, scheduler: Scheduler) -> StatusResultMsg:
+        """How a scheduler is."""
         return StatusResultMsg(uid, _numbers(scheduler))
 
 

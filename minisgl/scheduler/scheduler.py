@@ -15,6 +15,7 @@ from minisgl.engine import (
 )
 from minisgl.engine.processors import create_processors
 from minisgl.message import (
+    SHUTTING_DOWN,
     AbortBackendMsg,
     BaseBackendMsg,
     BatchBackendMsg,
@@ -31,7 +32,7 @@ from minisgl.scheduler.inflight import InflightRows
 from minisgl.scheduler.inputs import Indice2D, make_inputs
 from minisgl.scheduler.io import SchedulerIOMixin
 from minisgl.scheduler.prefill import ChunkedReq, PrefillManager
-from minisgl.scheduler.replies import NOT_FINITE, SHUTTING_DOWN, ReplyMaker
+from minisgl.scheduler.replies import NOT_FINITE, ReplyMaker
 from minisgl.scheduler.table import TableManager
 from minisgl.scheduler.utils import fit_request
 from minisgl.utils import init_logger, load_eos_token_ids

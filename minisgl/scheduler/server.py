@@ -9,9 +9,7 @@ from minisgl.scheduler.config import SchedulerConfig
 from minisgl.scheduler.scheduler import Scheduler
 
 
-def schedule_worker(
-    config: SchedulerConfig, ack_queue: Queue[str] | None = None
-) -> None:
+def schedule_worker(config: SchedulerConfig, ack_queue: Queue[str]) -> None:
     """Answer requests until an ExitMsg comes; the main function of a process.
 
     ack_queue: rank 0 puts one line in when the model is loaded on all ranks and
@@ -21,7 +19,7 @@ def schedule_worker(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     scheduler = Scheduler(config)
     scheduler.sync_all_ranks()
-    if ack_queue is not None and config.tp_info.is_primary():
+    if config.tp_info.is_primary():
         ack_queue.put("the scheduler is ready")
     scheduler.run_forever()
     scheduler.shutdown()

@@ -42,6 +42,9 @@ def fit_request(
 ) -> UserMsg:
     """The request with max_tokens cut to what the context leaves.
 
+    Who asks for all of that, or more, wants as many as fit, and so gets what
+    the pool leaves, if this is less.
+
     Raises:
         ValueError: it could never run, however long it waited.
     """
@@ -52,14 +55,17 @@ def fit_request(
     if low < 0 or high >= vocab_size:
         odd = low if low < 0 else high
         raise ValueError(
-            f"token {odd} is not in the vocabulary of {vocab_size}"
+            f"token {odd} is not in the vocabulary of {vocab_size}; use the "
+            "model's own tokenizer"
         )
     if length >= max_seq_len:
         raise ValueError(
             f"the prompt has {length} tokens, which leaves no room to answer: "
-            f"the context holds {max_seq_len}"
+            f"the context holds {max_seq_len}; shorten the prompt"
         )
-    output = min(msg.sampling_params.max_tokens, max_seq_len - length)
+    output, room = msg.sampling_params.max_tokens, max_seq_len - length
+    if output >= room:
+        output = min(room, max(1, pool_tokens - length))
     if length + output > pool_tokens:
         raise ValueError(
             f"prompt and answer may need {length + output} tokens, the KV pool "

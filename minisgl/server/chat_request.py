@@ -57,7 +57,7 @@ class Message(Strict):
     def _refuse_tools(cls, turn: Any) -> Any:
         for name in _NEEDS_TOOLS if isinstance(turn, dict) else ():
             if turn.get(name):
-                raise ValueError(f"{name} is not supported here")
+                raise ValueError(f"{name} is not supported here; leave it out")
         return turn
 
     @model_validator(mode="after")

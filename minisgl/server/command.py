@@ -51,8 +51,7 @@ def _parameter(group: str, option: Option) -> inspect.Parameter:
         help=option.text,
         rich_help_panel=group,
         metavar=_METAVARS[option.kind],
-        is_eager=option.eager,
-        min=option.least,
+        is_eager=option.setting == "version",  # it needs no --model
         callback=option.check,
         envvar=option.env,
         show_default=default is not None and option.env is None,
@@ -109,8 +108,8 @@ def read_options(args: list[str], run_shell: bool) -> tuple[ServerArgs, bool]:
         found["max_running_req"] = min(found["max_running_req"], 4)
         found["silent_output"] = True
     del found["version"]
-    found["tp_info"] = DistributedInfo(0, found.pop("tp_size"))
     found["overlap"] = not found.pop("no_overlap")
+    found["tp_info"] = DistributedInfo(0, found.pop("tp_size"))
     found["cors_origins"] = tuple(found["cors_origins"] or ())
     try:
         return ServerArgs(**found), run_shell

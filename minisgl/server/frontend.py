@@ -97,7 +97,10 @@ class FrontendManager:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("the queues are broken", exc_info=error)
-            self.fail_all(f"the server cannot talk to its engine: {error}")
+            self.fail_all(
+                f"the server cannot talk to its engine: {error}; read its log "
+                "and restart it"
+            )
 
     async def send_one(self, msg: BaseTokenizerMsg) -> None:
         """Send to the tokenizer.

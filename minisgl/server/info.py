@@ -74,7 +74,9 @@ async def health(request: Request) -> Health:
         if frontend.last_heard > asked:
             return Health(status="busy", numbers={})
         raise ApiError(
-            503, f"the engine has said nothing for {PATIENCE:g} s"
+            503,
+            f"the engine has said nothing for {PATIENCE:g} s; if this lasts, "
+            "read the server's log and restart it",
         ) from None
 
 

@@ -15,7 +15,7 @@ class UnderPath:
     """Serves under a path, whether or not a proxy has taken it off already."""
 
     def __init__(self, app: ASGIApp, path: str) -> None:
-        self._app, self._path = app, path.rstrip("/")
+        self._app, self._path = app, path
 
     async def __call__(
         self, scope: Scope, receive: Receive, send: Send

@@ -2,83 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
-
-import typer
 
 from minisgl.attention import SUPPORTED_ATTENTION_BACKENDS
 from minisgl.kvcache import SUPPORTED_CACHE_MANAGER
-from minisgl.server.args import version
-
-_Check = Callable[[Any], Any]
+from minisgl.moe import SUPPORTED_MOE_BACKENDS
+from minisgl.server import checks
 
 
 class Option(NamedTuple):
     """An option: which setting it is, of which type, its names, what it does.
 
-    least: the smallest number it takes.
     check: returns the value as it is to be, or raises typer.BadParameter.
     env: the variable of the environment that stands in for it.
-    eager: check it before others are found missing.
     """
 
     setting: str
     kind: Any
     names: str
     text: str
-    least: int | None = None
-    check: _Check | None = None
+    check: checks.Check | None = None
     env: str | None = None
-    eager: bool = False
 
 
-def _one_of(*known: str) -> _Check:
-    def check(value: str) -> str:
-        if value not in known:
-            names = ", ".join(known)
-            raise typer.BadParameter(f"{value!r} is not one of {names}")
-        return value
-
-    return check
-
-
-def _level(value: str) -> str:
-    found: str = _one_of(*_LEVELS)(value.lower())
-    return found
-
-
-def _device(value: str) -> str:
-    kind, _, number = value.partition(":")
-    if kind not in ("auto", "cpu", "cuda") or not (number or "0").isdecimal():
-        raise typer.BadParameter(f"{value!r} is not one of auto, cpu, cuda")
-    return value
-
-
-def _key(value: str | None) -> str | None:
-    # It travels in a header of HTTP.
-    if value is not None and not (
-        value.isascii() and value.isprintable() and value and " " not in value
-    ):
-        raise typer.BadParameter("a key is printable ASCII without spaces")
-    return value
-
-
-def _root(value: str) -> str:
-    if value and not value.startswith("/"):
-        raise typer.BadParameter(f"{value!r} does not begin with a slash")
-    return value.rstrip("/")
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        print(f"minisgl {version()}")
-        raise typer.Exit
-
-
+# As in utils/torch_utils.py, which needs torch.
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
-_LEVELS = ("debug", "info", "warning", "error")
 _BACKENDS = ("auto", *SUPPORTED_ATTENTION_BACKENDS.supported_names())
+_MOE_BACKENDS = ("auto", *SUPPORTED_MOE_BACKENDS.supported_names())
 _CACHES = ("auto", *SUPPORTED_CACHE_MANAGER.supported_names())
 
 GROUPS = {
@@ -96,35 +46,42 @@ GROUPS = {
             "--dtype",
             f"What to compute in: {', '.join(_DTYPES)}. auto is what "
             "config.json states.",
-            check=_one_of(*_DTYPES),
+            check=checks.one_of(*_DTYPES),
         ),
         Option(
             "device",
             str,
             "--device",
-            "auto, cpu or cuda. auto is a GPU if there is one.",
-            check=_device,
+            "auto, cpu, cuda or cuda:N. auto is a GPU if there is one.",
+            check=checks.device,
         ),
         Option(
             "tp_size",
             int,
             "--tp --tensor-parallel-size",
             "Over how many ranks the model is cut.",
-            least=1,
+            check=checks.size,
         ),
         Option(
             "attention_backend",
             str,
             "--attention-backend --attn",
-            f"What computes attention: {', '.join(_BACKENDS)}.",
-            check=_one_of(*_BACKENDS),
+            f"What computes attention: {', '.join(_BACKENDS)}. Two names with "
+            "a comma between are for prefill and for decode.",
+            check=checks.attention_backend,
+        ),
+        Option(
+            "moe_backend",
+            str,
+            "--moe-backend",
+            f"What computes layers of experts: {', '.join(_MOE_BACKENDS)}.",
+            check=checks.one_of(*_MOE_BACKENDS),
         ),
         Option(
             "max_seq_len_override",
             int | None,
             "--max-seq-len-override",
             "A shorter context than the model's own, in tokens.",
-            least=1,
         ),
         Option(
             "use_dummy_weight",
@@ -139,14 +96,12 @@ GROUPS = {
             int,
             "--max-running-requests",
             "Most requests in one batch.",
-            least=1,
         ),
         Option(
             "max_extend_tokens",
             int,
             "--max-prefill-length",
             "Most prompt tokens in one step.",
-            least=1,
         ),
         Option(
             "prefills_in_a_row",
@@ -154,13 +109,20 @@ GROUPS = {
             "--prefills-in-a-row",
             "After so many prefill batches running requests get a decode "
             "batch. With 0 they wait until no prompt does.",
-            least=0,
         ),
         Option(
             "no_overlap",
             bool,
             "--no-overlap",
             "Launch a batch only once the last one's tokens are read.",
+        ),
+        Option(
+            "cuda_graph_max_bs",
+            int | None,
+            "--cuda-graph-max-bs --graph",
+            "Most requests of a decode step that is recorded as a CUDA graph. "
+            "With 0 none is. If not given: 256, or what memory allows; on a "
+            "CPU 0.",
         ),
     ],
     "Memory and cache": [
@@ -175,15 +137,14 @@ GROUPS = {
             int | None,
             "--num-pages",
             "Pages of the KV pool, instead of what memory allows.",
-            least=1,
         ),
-        Option("page_size", int, "--page-size", "Tokens a page holds.", 1),
+        Option("page_size", int, "--page-size", "Tokens a page holds."),
         Option(
             "cache_type",
             str,
             "--cache-type",
             f"Which prefix cache: {', '.join(_CACHES)}.",
-            check=_one_of(*_CACHES),
+            check=checks.one_of(*_CACHES),
         ),
     ],
     "Server": [
@@ -198,7 +159,6 @@ GROUPS = {
             int,
             "--port",
             "The port to listen at, up to 65535. 0 takes a free one.",
-            least=0,
         ),
         Option(
             "num_tokenizer",
@@ -206,7 +166,6 @@ GROUPS = {
             "--num-tokenizer",
             "Tokenizer processes beside the detokenizer. With 0 that one does "
             "both.",
-            least=0,
         ),
         Option(
             "served_model_name",
@@ -220,7 +179,7 @@ GROUPS = {
             "--api-key",
             "The key that clients must send. Better not on the command line: "
             "other users of the machine can read it.",
-            check=_key,
+            check=checks.key,
             env="MINISGL_API_KEY",
         ),
         Option(
@@ -228,7 +187,7 @@ GROUPS = {
             str,
             "--root-path",
             "The path under which a proxy offers this server.",
-            check=_root,
+            check=checks.root,
         ),
         Option(
             "cors_origins",
@@ -243,15 +202,13 @@ GROUPS = {
             "--threads",
             "Threads of a scheduler. If not given: OMP_NUM_THREADS, or the "
             "cores divided by the ranks.",
-            least=1,
         ),
         Option(
             "version",
             bool,
             "--version",
             "Say the version and end.",
-            check=_version,
-            eager=True,
+            check=checks.version,
         ),
     ],
     "Shell": [
@@ -266,7 +223,6 @@ GROUPS = {
             int,
             "--shell-max-tokens",
             "Most tokens of an answer.",
-            least=1,
         ),
         Option(
             "shell_temperature",
@@ -280,8 +236,8 @@ GROUPS = {
             "log_level",
             str,
             "--log-level",
-            f"What to log, and all that is worse: {', '.join(_LEVELS)}.",
-            check=_level,
+            f"What to log, and all that is worse: {', '.join(checks.LEVELS)}.",
+            check=checks.level,
             env="LOG_LEVEL",
         ),
         Option(

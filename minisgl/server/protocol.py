@@ -52,7 +52,7 @@ class StreamOptions(Strict):
     include_obfuscation: Literal[False] | None = None
 
 
-def schema_with(*examples: dict[str, Any]) -> ConfigDict:
+def schema_with(example: dict[str, Any]) -> ConfigDict:
     """Let a model's schema say what pydantic cannot know of it."""
 
     def extend(schema: dict[str, Any]) -> None:
@@ -61,7 +61,7 @@ def schema_with(*examples: dict[str, Any]) -> ConfigDict:
             if null not in fields[name].get("anyOf", ()):
                 fields[name] = {"anyOf": [fields[name], null]}
         describe_unsupported(schema)
-        schema["examples"] = [*examples]
+        schema["examples"] = [example]
 
     return ConfigDict(json_schema_extra=extend)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from minisgl.message import BaseBackendMsg, ExitMsg
+from minisgl.message import SHUTTING_DOWN, BaseBackendMsg, ExitMsg
 from minisgl.scheduler.addresses import remove_socket_dir
 from minisgl.server.args import ServerArgs
 from minisgl.server.child import Child
@@ -19,7 +19,6 @@ from minisgl.utils import ZmqPushQueue, init_logger
 
 logger = init_logger(__name__)
 
-SHUTDOWN = "the server is shutting down"
 # Seconds: for the scheduler to finish a step, for others to close their queues,
 # and for the system to end what is killed.
 _PATIENCE = (5.0, 2.0, 1.0)
@@ -78,7 +77,7 @@ class Supervisor:
                 self._leave_at_once()
             if self.interrupt():
                 return
-        self.end(0, SHUTDOWN)
+        self.end(0, SHUTTING_DOWN)
 
     def _leave_at_once(self) -> None:
         """For a user who presses Ctrl-C again while the server stops."""

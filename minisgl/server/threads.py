@@ -25,7 +25,7 @@ def count_cores() -> int:
     return os.cpu_count() or 1
 
 
-def limit_threads(args: ServerArgs) -> int:
+def limit_threads(args: ServerArgs) -> None:
     """Set and log the number of torch's threads in the process of a rank.
 
     It is `num_threads` if given; else OMP_NUM_THREADS, which torch reads by
@@ -44,7 +44,6 @@ def limit_threads(args: ServerArgs) -> int:
     count = torch.get_num_threads()
     logger = init_logger(__name__, f" TP{info.rank}")
     logger.info(f"torch computes with {count} of {count_cores()} cores")
-    return count
 
 
 @contextmanager

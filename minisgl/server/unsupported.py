@@ -52,7 +52,8 @@ def refuse_unsupported(body: Mapping[str, Any]) -> None:
     for name, neutral in UNSUPPORTED.items():
         value = body.get(name)
         if value is not None and not any(_same(value, n) for n in neutral):
-            raise ApiError(400, f"{name} is not supported here", name)
+            message = f"{name} is not supported here; leave it out"
+            raise ApiError(400, message, name)
 
 
 def _same(one: Any, other: Any) -> bool:

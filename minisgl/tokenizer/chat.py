@@ -68,7 +68,6 @@ def _compile(source: str) -> Template:
 def render_chat(
     source: str,
     messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[Mapping[str, Any]] | None,
     names: Mapping[str, str],
 ) -> str:
     """The text of a chat up to where the answer begins.
@@ -78,7 +77,6 @@ def render_chat(
 
     source: the template.
     messages: the turns, dicts with `role` and `content`.
-    tools: JSON schemas of functions that the model may call.
     names: the special tokens by their role, as bos_token.
 
     Raises:
@@ -91,7 +89,7 @@ def render_chat(
     try:
         return _compile(source).render(
             messages=turns,
-            tools=tools,
+            tools=None,
             documents=None,
             add_generation_prompt=True,
             **names,

@@ -31,32 +31,22 @@ class Tokenizer:
 
     inner: what tokenizer.json holds.
     names: special tokens by role, as {"bos_token": "<s>"}.
-    templates: chat templates by name; `default` is the usual one.
+    template: the chat template, if there is one.
     """
 
     def __init__(
         self,
         inner: tokenizers.Tokenizer,
         names: Mapping[str, str],
-        templates: Mapping[str, str],
+        template: str | None,
     ) -> None:
         # A file may ask for both; a prompt wants neither.
         inner.no_padding()
         inner.no_truncation()
-        self._inner, self.names, self.templates = inner, names, templates
+        self._inner, self.names, self._template = inner, names, template
         added = inner.get_added_tokens_decoder().values()
         self._special = {token.content for token in added if token.special}
         self._has_bytes = self.decode_tokens(["<0x41>"]) == "A"
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of tokens, the added ones included."""
-        return int(self._inner.get_vocab_size())
-
-    def token_id(self, role: str) -> int | None:
-        """The id of a special token by its role, as eos_token."""
-        name = self.names.get(role)
-        return None if name is None else self._inner.token_to_id(name)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The ids of a text.
@@ -69,14 +59,10 @@ class Tokenizer:
         )
         return list(encoding.ids)
 
-    def decode(
-        self, ids: Sequence[int], skip_special_tokens: bool = True
-    ) -> str:
-        """The text of ids; those without a token have none."""
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids; special ones and those without a token have none."""
         known = [i for i in ids if 0 <= i < 2**32]
-        text: str = self._inner.decode(
-            known, skip_special_tokens=skip_special_tokens
-        )
+        text: str = self._inner.decode(known, skip_special_tokens=True)
         return text
 
     def decode_tokens(self, tokens: list[str]) -> str:
@@ -108,11 +94,7 @@ class Tokenizer:
         token: str | None = self._inner.id_to_token(token_id)
         return token
 
-    def apply_chat_template(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-    ) -> str:
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The text of a chat up to where the answer begins.
 
         It has all special tokens already: encode it without adding any.
@@ -120,11 +102,9 @@ class Tokenizer:
         Raises:
             ValueError: there is no template, or it refuses these turns.
         """
-        name = "tool_use" if tools and "tool_use" in self.templates else ""
-        source = self.templates.get(name or "default")
-        if source is None:
+        if self._template is None:
             raise ValueError(_NO_TEMPLATE)
-        return render_chat(source, messages, tools, self.names)
+        return render_chat(self._template, messages, self.names)
 
 
 def load_light_tokenizer(model_path: str) -> Tokenizer:
@@ -155,7 +135,7 @@ def load_light_tokenizer(model_path: str) -> Tokenizer:
         config = _LLAMA_NAMES | config
         _space_as_llama(inner, config)
     names = _add_tokens(inner, config)
-    return Tokenizer(inner, names, _load_templates(folder, config))
+    return Tokenizer(inner, names, _load_template(folder, config))
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -224,17 +204,12 @@ def _as_token(value: str | Mapping[str, Any]) -> AddedToken:
     return AddedToken(**{k: v for k, v in value.items() if k != "__type"})
 
 
-def _load_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """By name; a file counts more than what the config holds."""
-    more = (folder / "additional_chat_templates").glob("*.jinja")
-    files = {path.stem: path for path in more}
-    if (folder / "chat_template.jinja").is_file():
-        files["default"] = folder / "chat_template.jinja"
-    if files:
-        return {name: path.read_text("utf-8") for name, path in files.items()}
-    found = config.get("chat_template") or {}
-    if isinstance(found, str):
-        return {"default": found}
+def _load_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """A file counts more than the config, which may hold several by name."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text("utf-8")
+    found = config.get("chat_template")
     if isinstance(found, list):  # of {"name": ..., "template": ...}
-        return {item["name"]: item["template"] for item in found}
-    return dict(found)
+        found = {item["name"]: item["template"] for item in found}
+    return found.get("default") if isinstance(found, dict) else found

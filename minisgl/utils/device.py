@@ -30,15 +30,13 @@ def pick_device(name: str = "auto") -> torch.device:
 class NullStream:
     """Stands for a CUDA stream on a CPU, where work is done when it is asked."""
 
-    def wait_stream(self, stream: Stream) -> None: ...
-
     def synchronize(self) -> None: ...
 
 
 class NullEvent:
     """Stands for a CUDA event on a CPU: what it marks has already happened."""
 
-    def record(self, stream: Stream | None = None) -> None: ...
+    def record(self) -> None: ...
 
     def synchronize(self) -> None: ...
 

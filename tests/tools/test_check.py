@@ -111,12 +111,23 @@ def test_rows_are_chosen_by_name():
 def test_a_tag_tree_skips_what_it_cannot_hold(tmp_path):
     (tmp_path / "stages").mkdir()
     (tmp_path / TAG_NOTE).touch()
-    skipped = [row.name for row in rows.rows(tmp_path) if row.skip]
-    assert skipped == ["links", "docs", "tags", "exercises"]
+    assert skipped_rows(tmp_path) == ["links", "docs", "tags", "exercises"]
     (tmp_path / TAG_NOTE).unlink()
-    assert [row.name for row in rows.rows(tmp_path) if row.skip] == [
-        "tags"
-    ]  # no git
+    assert skipped_rows(tmp_path) == ["tags"]  # no git
+
+
+def skipped_rows(root):
+    every = [row for row in rows.rows(root) if row.skip]
+    return [row.name for row in every if row.name != "nvcc"]
+
+
+def test_without_nvcc_its_row_is_a_skip(monkeypatch):
+    monkeypatch.setattr(rows.shutil, "which", lambda name: None)
+    (row,) = check.choose(rows.rows(ROOT), ["nvcc"], fast=False)
+    assert row.skip == "nvcc is not installed"
+    monkeypatch.setattr(rows.shutil, "which", lambda name: f"/bin/{name}")
+    (row,) = check.choose(rows.rows(ROOT), ["nvcc"], fast=False)
+    assert not row.skip and row.commands[0][-1] == "tools/nvcc.py"
 
 
 def test_command_prints_one_line_a_row_and_tells_its_status():

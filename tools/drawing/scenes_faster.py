@@ -64,8 +64,8 @@ def plan_in_stream(say: Say) -> Canvas:
             "While the device runs batch 1, the host prepares batch 2. The plan "
             "of batch 2 is copied in the engine's stream, after the last kernel "
             "that reads the plan of batch 1.",
-            "设备运行批次 1 时，主机准备批次 2。批次 2 的计划在引擎的流里拷贝，"
-            "排在最后一个读取批次 1 计划的内核之后。",
+            "设备运行第 1 批时，主机准备第 2 批。第 2 批的计划在引擎的流里拷贝，"
+            "排在最后一个读取第 1 批计划的内核之后。",
         ),
         height=250,
     )
@@ -76,9 +76,9 @@ def plan_in_stream(say: Say) -> Canvas:
     c.box(286, 40, 60, 26, say("plan 2", "计划 2"), "amber", size=12)
     c.text(12, 116, say("stream", "流"), bold=True)
     c.box(160, 132, 48, 26, say("copy", "拷贝"), "blue", size=12)
-    c.box(212, 132, 110, 26, say("layers of 1", "批次 1 各层"), "blue", size=12)
+    c.box(212, 132, 110, 26, say("layers of 1", "第 1 批各层"), "blue", size=12)
     c.box(326, 132, 48, 26, say("copy", "拷贝"), "amber", size=12)
-    c.box(378, 132, 54, 26, say("of 2", "批次 2"), "amber", size=12)
+    c.box(378, 132, 54, 26, say("of 2", "第 2 批"), "amber", size=12)
     c.arrow(170, 66, 182, 130)
     c.arrow(318, 66, 348, 130)
     c.line(60, 100, 430, 100, dashed=True)
@@ -121,7 +121,7 @@ def graph_replay(say: Say) -> Canvas:
         c.box(168 + at * 20, 176, 18, 24, "", "amber")
     c.arrow(110, 166, 118, 175)
     c.arrow(164, 166, 174, 175)
-    c.text(12, 236, say("batch", "批次"), size=12)
+    c.text(12, 236, say("batch", "批"), size=12)
     c.text(12, 280, say("buffer", "缓冲区"), size=12)
     names = ["input_ids", "positions", "out_loc"]
     for at, name in enumerate(names):
@@ -150,7 +150,7 @@ def graph_padding(say: Say) -> Canvas:
     texts = ["A", "B", "C", say("dummy", "占位")]
     for at, (text, kind) in enumerate(zip(texts, kinds, strict=True)):
         c.box(70 + at * 84, 40, 76, 26, text, kind, dashed=kind == "grey")
-    c.text(12, 53, say("batch", "批次"), size=12)
+    c.text(12, 53, say("batch", "批"), size=12)
     c.text(12, 111, say("rows", "行"), size=12)
     rows = ["2", "0", "1", "4"]
     for at, (row, kind) in enumerate(zip(rows, kinds, strict=True)):

@@ -3,15 +3,16 @@
 #
 #   bash tools/gpu/ch17_18.sh [OUT]
 #
-# .gpu/setup.sh, if it is there, installs the GPU libraries and sets PYTHONPATH; else they
-# have to be installed. Logs go to OUT (.cache/gpu). The table at the end has a line for
-# every part; the exit status is 1 if one failed.
+# flashinfer and flash-attn have to be installed; if they are not and there is a
+# .gpu/setup.sh, it is sourced. Logs go to OUT (.cache/gpu). The table at the end has a
+# line for every check and every part; the exit status is 1 if one failed.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 out="${1:-${OUT:-.cache/gpu}}"
 mkdir -p "$out"
 export PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false TRANSFORMERS_VERBOSITY=error
-if [ -f .gpu/setup.sh ]; then
+export LOG_LEVEL=error TQDM_DISABLE=1
+if [ -f .gpu/setup.sh ] && ! python3 -c "import flashinfer, flash_attn" 2>/dev/null; then
     # shellcheck disable=SC1091
     source .gpu/setup.sh
 fi
@@ -25,7 +26,8 @@ part() { # NAME SECONDS COMMAND...
     begin=$(date +%s)
     timeout "$limit" "$@" 2>&1 | tee "$out/$name.txt"
     status=${PIPESTATUS[0]}
-    summary+=("$(printf '%-12s rc %-4s %4d s' "$name" "$status" $(($(date +%s) - begin)))")
+    summary+=("$(printf '%-5s%-14s%4d s  %s' "$([ "$status" -eq 0 ] && echo ok || echo FAIL)" \
+        "$name" $(($(date +%s) - begin)) "$(tail -n 1 "$out/$name.txt" | cut -c 1-60)")")
     [ "$status" -eq 0 ] || failed=1
 }
 
@@ -37,15 +39,16 @@ models() {
 }
 export -f models
 
-part models 40 bash -c models
-part contract 90 python3 -m pytest -q -rs -p no:cacheprovider \
+part models 60 bash -c models
+part contract 120 python3 -m pytest -q -rs -p no:cacheprovider \
     tests/test_ch17_contract.py \
     tests/test_ch18_graph.py::test_a_cuda_graph_sees_its_own_tensors_only
-part check 150 python3 tools/gpu/check_attention.py
-part attention 60 python3 tools/bench_attention.py
-part graph 90 python3 tools/bench_graph.py --sizes 1,8,64,256
+part check 200 python3 tools/gpu/check_attention.py
+part attention 90 python3 tools/bench_attention.py
+part graph 120 python3 tools/bench_graph.py --sizes 1,8,64,256
 part main17 40 python3 stages/ch17-gpu-attention/main.py --device cuda
 part main18 40 python3 stages/ch18-cuda-graph/main.py --device cuda
-echo "=== summary"
+echo "=== table"
+grep -E '^(ok|FAIL|#) ' "$out/check.txt"
 printf '%s\n' "${summary[@]}"
 exit "$failed"

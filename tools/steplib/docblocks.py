@@ -24,6 +24,7 @@ _LANGUAGES = {
     "md": "markdown",
     "txt": "text",
     "cu": "cuda",
+    "h": "cuda",
     "": "text",
 }
 _ROOT_FOLDERS = ("stages/", "tests/", "tools/")

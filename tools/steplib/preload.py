@@ -5,6 +5,7 @@ It computes nothing: a child of a process that has run an OpenMP region hangs.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 from collections.abc import Sequence
@@ -46,6 +47,8 @@ def preload(texts: Sequence[str]) -> None:
         _import(entry.module)
     gc.collect()
     gc.freeze()
+    # Some bindings print what is left of theirs when Python ends.
+    atexit.register(gc.unfreeze)
 
 
 def _import(name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -55,6 +56,12 @@ def rows(root: Path, full: bool = False) -> list[Row]:
                 (*mkdocs, "-f", "mkdocs.zh.yml", "-d", ".cache/site/zh"),
             ),
             skip=_no_book(root),
+        ),
+        Row(
+            "nvcc",
+            ((python, "tools/nvcc.py"),),
+            skip="" if shutil.which("nvcc") else "nvcc is not installed",
+            slow=True,
         ),
         Row(
             "tags",

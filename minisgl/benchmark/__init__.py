@@ -1,0 +1,1 @@
+"""How fast: engines offline and servers online, side by side."""

@@ -1,0 +1,283 @@
+"""A server under load: who waits how long, and how much it can take."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+from openai import OpenAIError
+
+from minisgl.benchmark.client import (
+    BenchmarkTrace,
+    OpenAI,
+    RawResult,
+    benchmark_one,
+    benchmark_trace,
+    gather,
+    get_model_name,
+    process_benchmark_results,
+)
+from minisgl.benchmark.report import Report, Value
+from minisgl.benchmark.traces import (
+    read_mooncake_trace,
+    read_qwen_trace,
+    scale_traces,
+    text_of,
+)
+from minisgl.benchmark.workload import Workload
+from minisgl.utils import load_tokenizer
+
+PERCENTILES = (50, 90, 99)
+ALL_AT_ONCE = float("inf")
+
+WARM_UP = 4
+
+Say = Callable[[str], None]
+_READERS = {"mooncake": read_mooncake_trace, "qwen": read_qwen_trace}
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Requests a second; or, `relative`, of those the server can take."""
+
+    number: float
+    relative: bool = False
+
+    @staticmethod
+    def parse(text: str) -> Rate:
+        """``4``, ``inf``, or ``80%`` of what was done a second with ``inf``.
+
+        Raises:
+            ValueError: it is none of these.
+        """
+        relative = text.endswith("%")
+        try:
+            number = float(text.removesuffix("%"))
+        except ValueError:
+            number = 0.0
+        if not number > 0 or (relative and number == ALL_AT_ONCE):
+            raise ValueError(
+                f"{text!r} is no rate: write a number, inf, or a share like 80%"
+            )
+        return Rate(number / 100 if relative else number, relative)
+
+
+@dataclass
+class Target:
+    """A server, and what is asked of it.
+
+    tokenizer: makes prompts of exact lengths; without one they are of words.
+    extra: further fields of every request's body; see `benchmark_one`.
+    """
+
+    client: OpenAI
+    model: str
+    work: Workload
+    tokenizer: Any = None
+    extra: dict[str, Any] | None = None
+    pbar: bool = True
+
+    def messages(self, number: int) -> list[BenchmarkTrace]:
+        """The requests of a run, all at time 0.
+
+        Every run has other prompts, but the same lengths.
+        """
+        work, lengths, rng = self.work, Random(0), Random(number)
+        first = text_of(self.tokenizer, work.shared, rng)
+        found = []
+        for _ in range(work.requests):
+            size, answer = (
+                lengths.randint(work.shortest, work.longest) for _ in range(2)
+            )
+            text = f"{first} {text_of(self.tokenizer, size, rng)}".strip()
+            size += work.shared
+            found.append(BenchmarkTrace(0.0, text, answer, size))
+        return found
+
+    async def replay(self, traces: list[BenchmarkTrace]) -> list[RawResult]:
+        """Ask each at its time."""
+        return await benchmark_trace(
+            self.client,
+            traces,
+            self.model,
+            pbar=self.pbar,
+            extra_body=self.extra,
+        )
+
+    async def concurrent(
+        self, traces: list[BenchmarkTrace], users: int
+    ) -> list[RawResult]:
+        """So many users; each asks again once it has its answer."""
+        left = iter(traces)
+
+        async def user() -> list[RawResult]:
+            return [
+                await benchmark_one(
+                    self.client,
+                    *(msg.message, msg.output_length, self.model),
+                    extra_body=self.extra,
+                    input_length=msg.input_length,
+                )
+                for msg in left
+            ]
+
+        answered = await gather([user() for _ in range(users)], self.pbar)
+        return [result for results in answered for result in results]
+
+
+def arrivals(
+    traces: list[BenchmarkTrace], rate: float, rng: Random
+) -> list[BenchmarkTrace]:
+    """The same at random times, `rate` a second on average.
+
+    Clients that know nothing of each other make a Poisson process: the waits
+    between one and the next are exponential.
+    """
+    now, found = 0.0, []
+    for trace in traces:
+        found.append(replace(trace, timestamp=now))
+        now += 0.0 if rate == ALL_AT_ONCE else rng.expovariate(rate)
+    return found
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is done to a server, one after the other.
+
+    rates, users: a run for each.
+    trace: a file of recorded traffic, of a `kind` in `_READERS`, and by how
+        much its times are multiplied.
+    """
+
+    rates: list[Rate]
+    users: list[int]
+    trace: Path | None = None
+    kind: str = "mooncake"
+    scale: float = 1.0
+
+    def traffic(self, target: Target) -> list[BenchmarkTrace]:
+        """The requests of the file.
+
+        Raises:
+            ValueError: it is of another kind.
+        """
+        if self.kind not in _READERS:
+            known = ", ".join(_READERS)
+            raise ValueError(
+                f"no kind of trace is {self.kind!r}; known: {known}"
+            )
+        read, count = _READERS[self.kind], target.work.requests
+        traces = read(str(self.trace), target.tokenizer, count)
+        return scale_traces(traces, self.scale)
+
+
+def run_online(
+    url: str,
+    api_key: str,
+    work: Workload,
+    plan: Plan,
+    tokenizer: str | None,
+    say: Say,
+) -> Report:
+    """Run a plan against the server at `url`; a row for every run.
+
+    Raises:
+        ValueError: there is no such server, it refuses a request, or a share is
+            asked for before there was a run with all at once.
+    """
+    loaded = load_tokenizer(tokenizer) if tokenizer else None
+    try:
+        return asyncio.run(_run(url, api_key, work, plan, loaded, say))
+    except OpenAIError as error:
+        raise ValueError(f"{url}: {error}") from None
+
+
+async def _run(
+    url: str,
+    api_key: str,
+    work: Workload,
+    plan: Plan,
+    tokenizer: Any,
+    say: Say,
+) -> Report:
+    # A request that is sent again would have waited for twice as long.
+    async with OpenAI(base_url=url, api_key=api_key, max_retries=0) as client:
+        model = await get_model_name(client)
+        target = Target(client, model, work, tokenizer)
+        await target.replay(target.messages(-1)[:WARM_UP])
+        report = new_report(url, model=model, requests=work.requests)
+        await _run_rates(target, plan.rates, report, say)
+        for number, users in enumerate(plan.users, 1 + len(plan.rates)):
+            results = await target.concurrent(target.messages(number), users)
+            add_row(report, f"{users} users", results, say)
+        if plan.trace is not None:
+            results = await target.replay(plan.traffic(target))
+            add_row(report, plan.trace.name, results, say)
+    return report
+
+
+async def _run_rates(
+    target: Target, rates: list[Rate], report: Report, say: Say
+) -> None:
+    most: float | None = None
+    for number, rate in enumerate(rates, 1):
+        wanted = rate.number
+        if rate.relative:
+            if most is None:
+                raise ValueError("before a share, name a rate of inf")
+            wanted *= most
+        traces = arrivals(target.messages(number), wanted, Random(number))
+        label = "all at once" if wanted == ALL_AT_ONCE else f"{wanted:.2f}/s"
+        label += f" ({rate.number:.0%})" if rate.relative else ""
+        done = add_row(report, label, await target.replay(traces), say)
+        if wanted == ALL_AT_ONCE:
+            most = done
+
+
+def new_report(title: str, **setup: Any) -> Report:
+    """An empty table for `add_row`."""
+    times = [
+        f"{what} p{p} ms" for what in ("first", "gap") for p in PERCENTILES
+    ]
+    columns = ["load", "requests/s", "tokens/s", *times]
+    return Report(title, columns, setup=setup)
+
+
+def add_row(
+    report: Report, label: str, results: list[RawResult], say: Say
+) -> float:
+    """Add what came of a run; returns how many requests it did a second.
+
+    Raises:
+        ValueError: no answer had any text.
+    """
+    found = process_benchmark_results(results)
+    if found is None:
+        raise ValueError(f"{label}: no answer has any text")
+    answers = found.raw_data
+    begin = min(one.tics[0] for one in answers)
+    seconds = max(one.tics[-1] for one in answers) - begin
+    row: dict[str, Value] = {
+        "load": label,
+        "requests/s": len(answers) / seconds,
+        "tokens/s": sum(one.output_len for one in answers) / seconds,
+    }
+    row |= _percentiles("first", [one.first for one in answers])
+    row |= _percentiles("gap", [gap for one in answers for gap in one.gaps])
+    report.rows.append(row)
+    say(f"{label}: {len(answers)} answers in {seconds:.1f} s")
+    return len(answers) / seconds
+
+
+def _percentiles(what: str, seconds: list[float]) -> dict[str, Value]:
+    if not seconds:  # answers of a single piece have no gaps
+        return {}
+    return {
+        f"{what} p{p} ms": float(np.percentile(seconds, p)) * 1e3
+        for p in PERCENTILES
+    }

@@ -1,0 +1,1 @@
+"""Does everything compute on this machine what its reference computes?"""
