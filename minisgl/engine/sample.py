@@ -13,7 +13,7 @@ import torch
 from minisgl.core import Batch, SamplingParams
 from minisgl.engine.gpu_sample import sample_on_gpu
 from minisgl.engine.logprobs import BatchLogprobs
-from minisgl.kernel.draw import can_draw, draw_rows
+from minisgl.kernel.fused import draw_rows, runs_triton
 from minisgl.layers.gpu_ops import flashinfer_on
 from minisgl.utils.device import to_device
 
@@ -203,7 +203,8 @@ class Sampler:
             logits = logits.to(torch.float32, copy=True)
         for edit in args.edits:
             logits = edit(logits)
-        if args.limited is None and args.plain is not None and can_draw(logits):
+        all_plain = args.plain is not None and args.limited is None
+        if all_plain and runs_triton(logits.device):
             tokens = _draw_all(logits, args)
         else:
             tokens = _draw_by_way(logits, args)

@@ -8,7 +8,7 @@ import torch
 
 from minisgl.core import get_global_ctx
 from minisgl.distributed import get_tp_info
-from minisgl.kernel.norm_rope import can_fuse, norm_rope
+from minisgl.kernel.fused import norm_rope, runs_triton
 from minisgl.layers.base import StateLessOP
 from minisgl.layers.norm import RMSNorm
 from minisgl.layers.rotary import get_rope
@@ -66,11 +66,11 @@ class AttentionLayer(StateLessOP):
         rotary, dim = self.rotary, self.head_dim
         if self.q_norm is None or self.k_norm is None:
             q, k = rotary.forward(positions, q, k)
-        elif can_fuse(qkv, dim, rotary.rotary_dim):
+        elif runs_triton(qkv.device) and _whole(dim, rotary._rotary_dim):
             weights = self.q_norm.weight, self.k_norm.weight
             heads = q.shape[1] // dim, k.shape[1] // dim
             q, k = norm_rope(
-                *(qkv, positions, rotary.cos_sin_cache, weights, heads),
+                *(qkv, positions, rotary._cos_sin_cache, weights, heads),
                 self.q_norm.eps,
             )
         else:
@@ -81,3 +81,8 @@ class AttentionLayer(StateLessOP):
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
         return x.reshape(len(x), -1, self.head_dim)
+
+
+def _whole(head_dim: int, rotary_dim: int) -> bool:
+    """Whether a head is rotated as a whole, and is a power of 2 long."""
+    return rotary_dim == head_dim and head_dim & (head_dim - 1) == 0

@@ -40,7 +40,7 @@ class RotaryEmbedding(StateLessOP):
         attention_factor: float = 1.0,
     ) -> None:
         self.head_size = head_size
-        self.rotary_dim = rotary_dim
+        self._rotary_dim = rotary_dim
         exponents = torch.arange(0, rotary_dim, 2).float() / rotary_dim
         inv_freq = 1.0 / base**exponents
         if post_process is not None:
@@ -48,7 +48,7 @@ class RotaryEmbedding(StateLessOP):
         positions = torch.arange(max_position_embeddings).float()
         angles = torch.outer(positions, inv_freq)
         table = torch.cat([angles.cos(), angles.sin()], dim=-1)
-        self.cos_sin_cache = table * attention_factor
+        self._cos_sin_cache = table * attention_factor
 
     def forward(
         self, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor
@@ -61,10 +61,10 @@ class RotaryEmbedding(StateLessOP):
         library = flashinfer_for(query)
         if library is not None and self.head_size in _KERNEL_SIZES:
             library.apply_rope_with_cos_sin_cache_inplace(
-                positions, query, key, self.head_size, self.cos_sin_cache
+                positions, query, key, self.head_size, self._cos_sin_cache
             )
             return query, key
-        cos_sin = self.cos_sin_cache[positions].unsqueeze(1)
+        cos_sin = self._cos_sin_cache[positions].unsqueeze(1)
         cos, sin = cos_sin.chunk(2, dim=-1)
         return self._rotate(query, cos, sin), self._rotate(key, cos, sin)
 
@@ -72,7 +72,7 @@ class RotaryEmbedding(StateLessOP):
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> torch.Tensor:
         heads = x.view(len(x), -1, self.head_size)
-        half = self.rotary_dim // 2
+        half = self._rotary_dim // 2
         low = heads[..., :half].float()
         high = heads[..., half : 2 * half].float()
         rest = heads[..., 2 * half :]

@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from minisgl.attention import BaseAttnBackend
-from minisgl.core import Batch, Req, get_global_ctx
+from minisgl.core import Batch, Req, SamplingParams, get_global_ctx
+from minisgl.engine.config import EngineConfig
 from minisgl.models import BaseLLMModel
 from minisgl.utils import init_logger, nvtx_annotate
 from minisgl.utils.device import Stream
@@ -19,7 +20,9 @@ from minisgl.utils.recorded import RecordedRun, new_recordings
 
 logger = init_logger(__name__)
 
-_LARGEST = 256
+LARGEST = 256
+"""Requests of the largest recorded step, unless somebody asks for another."""
+
 _SPARE = 256 << 20
 """Bytes that recordings must leave to the prefill batches to come."""
 
@@ -61,6 +64,36 @@ class GraphCaptureBuffer:
         self.positions[:size] = batch.positions
 
 
+def make_dummy(page_table: torch.Tensor, slot: int) -> Req:
+    """A request of one token, which fills up batches.
+
+    It has the last row, and all of it is `slot`: if neither is handed out, what
+    is computed for it harms nobody.
+    """
+    page_table[-1] = slot
+    return Req(
+        input_ids=torch.zeros(1, dtype=torch.int32),
+        table_idx=len(page_table) - 1,
+        cached_len=0,
+        output_len=1,
+        uid=-1,
+        sampling_params=SamplingParams(max_tokens=1),
+        cache_handle=None,  # type: ignore[arg-type]
+    )
+
+
+def largest_batch(
+    config: EngineConfig, backend: BaseAttnBackend, device: torch.device
+) -> int:
+    """Requests of the largest step to capture; 0 captures none."""
+    wanted = config.cuda_graph_max_bs
+    if wanted is None:
+        # Where a launch costs little, recording saves little.
+        cheap = device.type != "cuda"
+        wanted = 0 if cheap or backend.pads_to_context else LARGEST
+    return min(wanted, config.max_running_req)
+
+
 def _determine_cuda_graph_bs(
     cuda_graph_bs: list[int] | None, cuda_graph_max_bs: int | None
 ) -> list[int]:
@@ -70,7 +103,7 @@ def _determine_cuda_graph_bs(
     """
     if cuda_graph_bs is not None:
         return sorted(set(cuda_graph_bs))
-    largest = _LARGEST if cuda_graph_max_bs is None else cuda_graph_max_bs
+    largest = LARGEST if cuda_graph_max_bs is None else cuda_graph_max_bs
     sizes = {1, 2, 4, *range(8, largest + 1, 8), largest}
     return sorted(size for size in sizes if 0 < size <= largest)
 
@@ -166,10 +199,11 @@ class GraphRunner:
             ):
                 self.graph_map[bs] = recordings()
                 self._capture(bs, model)
-        used = before - get_free_memory(self.device)
+        # Others may have given memory back meanwhile.
+        used = max(0, before - get_free_memory(self.device))
         logger.info(
             f"recorded steps of {len(self.graph_map)} sizes, up to {largest} "
-            f"requests, in {mem_GB(used)} of the device"
+            "requests" + (f", in {mem_GB(used)} of the GPU" if used else "")
         )
 
     def _capture(self, bs: int, model: BaseLLMModel) -> None:
