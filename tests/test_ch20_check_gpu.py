@@ -94,6 +94,12 @@ def test_whole_models_agree_with_transformers(run):
     assert "192 of 192 tokens equal" in done.output
 
 
+def test_bfloat16_differs_only_where_choices_are_close(run):
+    done = run("--only", "bf16: qwen3_moe, torch")
+    assert done.exit_code == 0, done.output
+    assert "of 192 tokens equal" in done.output
+
+
 def test_overlap_changes_nothing(run):
     done = run("--only", "overlap")
     assert done.exit_code == 0, done.output
@@ -183,6 +189,9 @@ def test_answers_may_part_where_the_choice_was_close(monkeypatch):
         compare([[5, 9, 1, 1]], known, 0.001)
     with pytest.raises(AssertionError, match="token 2"):
         compare([[5, 6, 9, 8]], known, 0.1)
+    close = refer([5, 6, 7, 8], [0.01] * 4)
+    with pytest.raises(AssertionError, match="only 0 of 4 tokens equal"):
+        compare([[9, 9, 9, 9]], close, 0.1)
     with pytest.raises(AssertionError, match="3 tokens, not 4"):
         compare([[5, 6, 7]], known, 0.1)
 

@@ -82,6 +82,8 @@ def compare(
 ) -> str:
     """Assert that answers differ first where the choice was close, if at all.
 
+    At least a quarter of the tokens must be equal.
+
     near: the greatest gap between the two best logits that is close.
     """
     return compare_runs([one.ids for one in wanted], got, wanted, near)
@@ -106,7 +108,10 @@ def compare_runs(
             f"request {number}, token {at}: {b[at]}, not {a[at]}, though the "
             f"best leads by {gaps[-1]:.2g} std"
         )
-    note = f"{equal} of {TOKENS * len(one)} tokens equal"
+    total = TOKENS * len(one)
+    note = f"{equal} of {total} tokens equal"
+    # Noise that is close to every choice is no noise.
+    assert 4 * equal >= total, f"only {note}"
     if gaps:
         note += f", {len(gaps)} close choices (at most {max(gaps):.1g} std)"
     return note

@@ -50,7 +50,7 @@ def _near(kind: str, dtype: torch.dtype) -> float:
     """How close a choice must be to go either way."""
     if "moe" in kind and dtype != torch.float32:
         # Rounding may send a token to another expert, which is a larger step.
-        return 3 * NEAR[dtype]
+        return 2 * NEAR[dtype]
     return NEAR[dtype]
 
 
