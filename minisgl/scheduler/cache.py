@@ -179,18 +179,15 @@ def _write_page_table(
     page_size: int,
 ) -> None:
     """Write slots to rows: allocation_info has (row, first column, pages)."""
-    rows, first, pages = torch.from_numpy(allocation_info).unbind(1)
+    rows, first, pages = allocation_info.T
     counts = pages * page_size
-    before = counts.cumsum(0) - counts
-    columns = torch.arange(len(allocated)) + (first - before).repeat_interleave(
-        counts
+    shift = first - (counts.cumsum() - counts)
+    columns = np.arange(len(allocated)) + shift.repeat(counts)
+    where = np.stack([rows.repeat(counts), columns])
+    row, column = to_device(
+        torch.from_numpy(where), torch.int64, page_table.device
     )
-    device = page_table.device
-    where = (
-        to_device(rows.repeat_interleave(counts), torch.int64, device),
-        to_device(columns, torch.int64, device),
-    )
-    page_table[where] = allocated
+    page_table[row, column] = allocated
 
 
 def _pages(tokens: Ints, page_size: int) -> Ints:
