@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from runpy import run_path
 
@@ -69,11 +70,11 @@ def test_appending_leaves_the_callers_prompt_alone():
 
 def make_odd(length=4, cached=0, output=2, device="cpu"):
     """A request as the arguments say, whatever fields it has beyond them."""
-    fields = dict(make_req([0], row=0, max_tokens=1).__dict__)
-    del fields["device_len"], fields["max_device_len"]
+    req = make_req([0], row=0, max_tokens=1)
+    given = {field.name: getattr(req, field.name) for field in fields(req)}
     ids = torch.zeros(length, dtype=torch.int32, device=device)
-    fields |= {"input_ids": ids, "cached_len": cached, "output_len": output}
-    return Req(**fields)
+    given |= {"input_ids": ids, "cached_len": cached, "output_len": output}
+    return Req(**given)
 
 
 @pytest.mark.parametrize(

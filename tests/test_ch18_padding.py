@@ -169,3 +169,19 @@ def test_a_batch_is_filled_up_to_the_next_size(size, padded):
         assert batch.padded_reqs[:size] == reqs
         others = batch.padded_reqs[size:]
         assert all(req is runner.dummy_req for req in others)
+
+
+def test_ids_of_the_host_grow_and_leave_the_prompt_alone():
+    prompt = torch.tensor([4, 5], dtype=torch.int32)
+    one, other = (make_req(prompt.tolist(), row, 9) for row in range(2))
+    one.input_ids = prompt
+    seen = []
+    for token in range(7):
+        one.append_host(torch.tensor([token], dtype=torch.int32))
+        seen.append(one.input_ids)
+    assert one.input_ids.tolist() == [4, 5, *range(7)]
+    assert [len(ids) for ids in seen] == [*range(3, 10)]
+    # What was read before stays what it was.
+    assert seen[0].tolist() == [4, 5, 0] and prompt.tolist() == [4, 5]
+    assert other.input_ids.tolist() == [4, 5]
+    assert one.input_ids.dtype == torch.int32

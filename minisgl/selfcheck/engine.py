@@ -78,15 +78,20 @@ def _first_difference(mine: Ids, theirs: Ids) -> int | None:
 
 
 def compare(
-    got: Sequence[Ids], wanted: Sequence[Reference], near: float
+    got: Sequence[Ids],
+    wanted: Sequence[Reference],
+    near: float,
+    spare: int = 0,
 ) -> str:
     """Assert that answers differ first where the choice was close, if at all.
 
     At least a quarter of the tokens must be equal.
 
     near: the greatest gap between the two best logits that is close.
+    spare: so many answers may differ where it was not.
     """
-    return compare_runs([one.ids for one in wanted], got, wanted, near)
+    ids = [one.ids for one in wanted]
+    return compare_runs(ids, got, wanted, near, spare)
 
 
 def compare_runs(
@@ -94,24 +99,32 @@ def compare_runs(
     other: Sequence[Ids],
     reference: Sequence[Reference],
     near: float,
+    spare: int = 0,
 ) -> str:
     """The same of two runs; where both still follow the reference, it judges."""
     equal, gaps = 0, []
+    far: list[str] = []
     for number, theirs in enumerate(reference):
         a, b = one[number], other[number]
         at = _first_difference(a, b)
         equal += len(a) if at is None else at
         if at is None or a[:at] != theirs.ids[:at]:
             continue
-        gaps.append(theirs.gaps[at])
-        assert gaps[-1] < near, (
+        gap = theirs.gaps[at]
+        if gap < near:
+            gaps.append(gap)
+            continue
+        far.append(
             f"request {number}, token {at}: {b[at]}, not {a[at]}, though the "
-            f"best leads by {gaps[-1]:.2g} std"
+            f"best leads by {gap:.2g} std"
         )
+    assert len(far) <= spare, "; ".join(far)
     total = TOKENS * len(one)
     note = f"{equal} of {total} tokens equal"
     # Noise that is close to every choice is no noise.
     assert 4 * equal >= total, f"only {note}"
     if gaps:
         note += f", {len(gaps)} close choices (at most {max(gaps):.1g} std)"
+    if far:
+        note += f", {len(far)} not close ({spare} may be)"
     return note

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from minisgl.sampling_params import SamplingParams
+from minisgl.utils.growing import GrowingIds
 
 if TYPE_CHECKING:
     from minisgl.attention import BaseAttnBackend, BaseAttnMetadata
@@ -53,7 +54,6 @@ class Req:
     cache_handle: BaseCacheHandle
 
     def __post_init__(self) -> None:
-        assert self.input_ids.device.type == "cpu", "input_ids live on the host"
         self.device_len = len(self.input_ids)
         self.max_device_len = self.device_len + self.output_len
         assert 0 <= self.cached_len < self.device_len <= self.max_device_len
@@ -75,7 +75,7 @@ class Req:
 
     def append_host(self, next_token: torch.Tensor) -> None:
         """Add a generated token, int32 [1] on the CPU, to what the host knows."""
-        self.input_ids = torch.cat([self.input_ids, next_token])
+        _INPUT_IDS.grow(self, int(next_token.item()))
 
     @property
     def can_decode(self) -> bool:
@@ -88,6 +88,11 @@ class Req:
             f"cached={self.cached_len}, device={self.device_len}, "
             f"max={self.max_device_len})"
         )
+
+
+# Set here, for in the class it would look like a default.
+_INPUT_IDS = GrowingIds("input_ids")
+Req.input_ids = _INPUT_IDS  # type: ignore[assignment]
 
 
 @dataclass
