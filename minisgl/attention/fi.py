@@ -162,7 +162,9 @@ class FlashInferBackend(BaseAttnBackend):
             cu_seqlens_q_cpu=cu_seqlens_q,
             cu_seqlens_q_gpu=to_device(cu_seqlens_q, torch.int32, table.device),
             cu_pages_cpu=cu_pages,
-            indices=gather_pages(table, rows, pages, page_size),
+            indices=gather_pages(
+                table, *map(torch.from_numpy, (rows, pages)), page_size
+            ),
             last_page_len_cpu=last_page,
             seq_lens_cpu=seq_lens,
             wrapper=(
@@ -272,21 +274,24 @@ class FlashInferBackend(BaseAttnBackend):
 
 
 def gather_pages(
-    page_table: torch.Tensor, rows: Ints, counts: Ints, page_size: int
+    page_table: torch.Tensor,
+    rows: torch.Tensor,
+    counts: torch.Tensor,
+    page_size: int,
 ) -> torch.Tensor:
     """The first counts[i] pages of row rows[i], for one i after another.
 
     page_table: int32 [rows, length] of slots, on the device.
-    rows, counts: [B] on the host. Returns int32 [sum(counts)].
+    rows, counts: int64 [B] on the host. Returns int32 [sum(counts)].
     """
     device, total = page_table.device, int(counts.sum())
-    before = counts.cumsum() - counts
-    packed = torch.from_numpy(np.stack([rows, counts, before]))
-    owners, sizes, first = to_device(packed, torch.int64, device)
+    before = counts.cumsum(0) - counts
+    packed = torch.stack([rows, counts, before])
+    rows, counts, before = to_device(packed, torch.int64, device)
     # Told the sum, the device need not be asked for it.
-    owner = torch.repeat_interleave(sizes, output_size=total)
-    page = torch.arange(total, device=device) - first[owner]
-    return page_table[owners[owner], page * page_size] // page_size
+    owner = torch.repeat_interleave(counts, output_size=total)
+    page = torch.arange(total, device=device) - before[owner]
+    return page_table[rows[owner], page * page_size] // page_size
 
 
 def _cumulate(counts: Ints) -> Ints:
