@@ -192,7 +192,7 @@ def test_answers_may_part_where_the_choice_was_close(monkeypatch):
     two, known = [[5, 9, 1, 1], [5, 6, 7, 8]], known * 2
     note = compare(two, known, 0.001, spare=1)
     assert note == "5 of 8 tokens equal, 1 not close (1 may be)"
-    with pytest.raises(AssertionError, match="request 0, .*request 1, "):
+    with pytest.raises(AssertionError, match=r"request 0, .*request 1, "):
         compare([two[0]] * 2, known, 0.001, spare=1)
     close = refer([5, 6, 7, 8], [0.01] * 4)
     with pytest.raises(AssertionError, match="only 0 of 4 tokens equal"):

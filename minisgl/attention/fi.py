@@ -163,7 +163,10 @@ class FlashInferBackend(BaseAttnBackend):
             cu_seqlens_q_gpu=to_device(cu_seqlens_q, torch.int32, table.device),
             cu_pages_cpu=cu_pages,
             indices=gather_pages(
-                table, *map(torch.from_numpy, (rows, pages)), page_size
+                table,
+                torch.from_numpy(rows),
+                torch.from_numpy(pages),
+                page_size,
             ),
             last_page_len_cpu=last_page,
             seq_lens_cpu=seq_lens,
