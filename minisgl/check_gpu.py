@@ -108,8 +108,8 @@ def main(
             make_model(kind, folder / kind)
         results = check(Setting(where, folder), only)
     facts = about(where)
-    title = ", ".join(f"{k} {v}" for k, v in facts.items())
-    Console(width=120).print(make_table(results, title))
+    print(", ".join(f"{key} {value}" for key, value in facts.items()))
+    Console(width=120).print(make_table(results))
     if json_file is not None:
         text = json.dumps(as_json(results, facts), indent=2)
         json_file.write_text(text + "\n")

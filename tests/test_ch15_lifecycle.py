@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from tests.live import (
     Live,
@@ -22,24 +23,30 @@ from tests.live import (
     read_proc,
     wait_until,
 )
+from tests.parity import reference
 from tools.models import model_path
 
-QWEN = "qwen3-tiny"
+QWEN, LLAMA = "qwen3-tiny", "llama3-tiny"
+QUESTION = [{"role": "user", "content": "Why is the sky blue?"}]
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory):
-    """Servers for one ending each, started together; two have neighbouring ports."""
+    """Servers for one ending each, started together; two have neighbouring ports.
+
+    neighbour: serves another model. twice: its model has no chat template.
+    """
     folder = tmp_path_factory.mktemp("fleet")
     first, second = free_ports(2)
-    model, other = model_path(QWEN), model_path("llama3-tiny")
+    model, other = model_path(QWEN), model_path(LLAMA)
+    bare = without_template(folder / "bare")
     servers = {
         "term": Live(folder / "term", model, port=first),
         "neighbour": Live(folder / "neighbour", other, port=second),
         "scheduler": Live(folder / "scheduler", model),
         "tokenizer": Live(folder / "tokenizer", model),
         "split": Live(folder / "split", model, "--num-tokenizer", "2"),
-        "twice": Live(folder / "twice", model, "--silent-output"),
+        "twice": Live(folder / "twice", bare, "--silent-output"),
     }
     try:
         for server in servers.values():
@@ -48,6 +55,21 @@ def fleet(tmp_path_factory):
     finally:
         for server in servers.values():
             server.close()
+
+
+def without_template(folder: Path) -> Path:
+    copy_of(QWEN, folder)
+    config = folder / "tokenizer_config.json"
+    settings = json.loads(config.read_text())
+    del settings["chat_template"]
+    config.write_text(json.dumps(settings))
+    return folder
+
+
+def copy_of(model: str, folder: Path, *without: str) -> Path:
+    ignored = shutil.ignore_patterns(*without)
+    shutil.copytree(model_path(model), folder, ignore=ignored)
+    return folder
 
 
 def scheduler_of(server: Live) -> int:
@@ -122,6 +144,44 @@ def test_c31_neighbours_do_not_hear_each_other(fleet):
         assert complete(here) == mine
         assert complete(there) == other
     assert complete(fleet["split"]) == mine
+
+
+@pytest.mark.parity
+def test_c21_one_bos(fleet):
+    server, folder = fleet["neighbour"], model_path(LLAMA)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    turns = tokenizer.apply_chat_template(
+        QUESTION, add_generation_prompt=True, tokenize=False
+    )
+    chat = tokenizer(turns, add_special_tokens=False).input_ids
+    assert chat.count(tokenizer.bos_token_id) == 1
+    asked = {
+        "/v1/chat/completions": ({"messages": QUESTION}, chat),
+        "/v1/completions": (
+            {"prompt": "The sky"},
+            tokenizer("The sky").input_ids,
+        ),
+    }
+    body = {"max_tokens": 16, "temperature": 0, "ignore_eos": True}
+    for path, (wish, ids) in asked.items():
+        status, answer = server.post(path, body | wish)
+        assert status == 200, answer
+        assert answer["usage"]["prompt_tokens"] == len(ids)
+        [choice] = answer["choices"]
+        found = reference(folder, ids, 16).ids
+        text = tokenizer.decode(found, skip_special_tokens=True)
+        said = (
+            choice["text"] if "text" in choice else choice["message"]["content"]
+        )
+        assert said == text
+
+
+def test_c21_a_model_without_a_chat_template(fleet):
+    server = fleet["twice"]
+    status, answer = server.post("/v1/chat/completions", {"messages": QUESTION})
+    assert status == 400 and "/v1/completions" in answer["error"]["message"]
+    body = {"prompt": "a", "max_tokens": 2}
+    assert server.post("/v1/completions", body)[0] == 200
 
 
 def test_c31_port_in_use_is_one_line_before_anything_starts(fleet, tmp_path):
@@ -217,12 +277,6 @@ def test_a_second_ctrl_c_does_not_wait(fleet):
 # What keeps it from starting
 
 
-def copy_of(model: str, folder: Path, *without: str) -> Path:
-    ignored = shutil.ignore_patterns(*without)
-    shutil.copytree(model_path(model), folder, ignore=ignored)
-    return folder
-
-
 def assert_fails(server: Live, *words: str, seconds: float = 60) -> None:
     assert server.wait_end(seconds) == 1
     [line] = server.errors
@@ -254,7 +308,6 @@ def test_c31_children_that_fail_while_loading(tmp_path):
         Live(tmp_path / "3", model, *pool) as no_memory,
         Live(tmp_path / "4", model) as killed,
         Live(tmp_path / "5", model) as orphaned,
-        Live(tmp_path / "6", model, "--tp", "2") as two_ranks,
     ):
         wait_until(lambda: len(orphaned.children()) == 2, 30, "two children")
         orphaned.signal(signal.SIGKILL)
@@ -266,7 +319,12 @@ def test_c31_children_that_fail_while_loading(tmp_path):
         assert_fails(no_tokenizer, "tokenizer", "tokenizer.json")
         assert_fails(no_weights, "scheduler", "safetensors")
         assert_fails(no_memory, "scheduler")
-        assert_fails(two_ranks, "scheduler-", "ranks")
+
+
+@pytest.mark.until("ch16", "then a model can be cut")
+def test_c31_two_ranks_are_too_many(tmp_path):
+    with Live(tmp_path, model_path(QWEN), "--tp", "2") as server:
+        assert_fails(server, "scheduler-", "ranks")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -11,6 +11,8 @@ from minisgl.selfcheck import engine, kernels, ranks, report, whole
 from minisgl.selfcheck.engine import compare, compare_runs
 from minisgl.selfcheck.models import KINDS, Reference, make_model
 from minisgl.selfcheck.report import Setting, Skip, run_checks
+from tests.fakes import flashinfer
+from tests.fakes.install import stand_ins
 
 CPU = torch.device("cpu")
 
@@ -46,7 +48,9 @@ def test_kernels_are_right_and_what_cannot_run_is_a_skip(run, tmp_path):
     found = json.loads(file.read_text())
     states = {one["name"]: one["state"] for one in found["checks"]}
     assert states.pop("kernel: experts (Triton)") in ("skip", "ok")
-    assert set(states) == set(kernels.KERNELS) - {"kernel: experts (Triton)"}
+    for name in ("operators", "draws"):
+        assert states.pop(f"kernel: {name} (flashinfer)") == "skip"
+    assert len(states) == len(kernels.KERNELS) - 3
     assert set(states.values()) == {"ok"}
     assert found["device"] and found["torch"] == torch.__version__
     assert len(found["date"]) == 10
@@ -69,6 +73,61 @@ def test_a_wrong_kernel_is_red(run, monkeypatch, kernel):
     done = run("--only", name)
     assert done.exit_code == 1
     assert "FAILED" in done.output and f"failed: {name}" in done.output
+
+
+OPERATORS = {
+    "rmsnorm": "norm",
+    "fused_add_rmsnorm": "norm of a sum",
+    "silu_and_mul": "silu and mul",
+    "apply_rope_with_cos_sin_cache_inplace": "rope",
+}
+
+
+@pytest.mark.parametrize("function", OPERATORS)
+def test_a_wrong_operator_is_red(function, monkeypatch):
+    setting, right = Setting(CPU, None), getattr(flashinfer, function)
+    with stand_ins("flashinfer"):
+        assert kernels.check_operators(setting).startswith("5 operators")
+
+        def wrong(x, *args):
+            # What is not bfloat16 stands for torch's.
+            if x.dtype == torch.bfloat16:
+                x[3] *= 1.1
+            return right(x, *args)
+
+        if function == "rmsnorm":
+            # A norm does not mind how long a row is.
+            def wrong(x, weight, eps):
+                halves = x.dtype == torch.bfloat16
+                return right(x, weight, 0.1 if halves else eps)
+
+        if function.startswith("apply_rope"):
+
+            def wrong(positions, query, *args):
+                halves = query.dtype == torch.bfloat16
+                return right(positions + halves, query, *args)
+
+        monkeypatch.setattr(flashinfer, function, wrong)
+        with pytest.raises(AssertionError, match=f"^{OPERATORS[function]}: "):
+            kernels.check_operators(setting)
+
+
+@pytest.mark.parametrize(
+    "function, words",
+    [
+        ("top_k_renorm_probs", "is not the best"),
+        ("top_p_renorm_probs", "past the limits"),
+    ],
+)
+def test_a_wrong_draw_is_red(function, words, monkeypatch):
+    setting = Setting(CPU, None)
+    with stand_ins("flashinfer"):
+        assert kernels.check_draws(setting).startswith("128 draws")
+        monkeypatch.setattr(
+            flashinfer.sampling, function, lambda probs, *args, **kwargs: probs
+        )
+        with pytest.raises(AssertionError, match=words):
+            kernels.check_draws(setting)
 
 
 def test_without_a_gpu_one_line_says_so(monkeypatch):
@@ -149,7 +208,7 @@ def test_what_makes_a_check_red_and_what_does_not():
         ("FAILED", "first line"),
         ("FAILED", "RuntimeError"),
     ]
-    table = report.make_table(results, "title")
+    table = report.make_table(results)
     assert table.row_count == 4
 
 

@@ -122,6 +122,19 @@ def test_the_table_has_every_part_and_equal_answers(tiny):
     assert report.setup["max_extend_tokens"] == 24
 
 
+def test_every_variant_is_compared_with_the_whole_engine(tiny, monkeypatch):
+    def run(subject, work, number, changes):
+        # Without overlap one of two answers ends in another token.
+        last = 9 if changes == {"overlap": False} else 2
+        return Run(1.0 + number, [[1], [1, last]])
+
+    monkeypatch.setattr("minisgl.benchmark.ablation._run", run)
+    report = measure_ablation(tiny, WORK, 3, lambda text: None)
+    rows = {row["without"]: row.get("equal answers") for row in report.rows}
+    assert rows.pop("overlap") == "3 of 6"
+    assert {value for value in rows.values() if value} == {"6 of 6"}
+
+
 def test_the_command(tmp_path):
     path = tmp_path / "a.json"
     words = ["ablation", "--shape", "tiny", "--device", "cpu", "--rounds", "1"]

@@ -226,7 +226,12 @@ def online(
     out: Out = None,
 ) -> None:
     """How long the clients of a server wait, at every rate that is named."""
-    from minisgl.benchmark.online import Plan, Rate, run_online
+    try:
+        from minisgl.benchmark.online import Plan, Rate, run_online
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"{error.name} is missing: pip install 'handwritten-minisgl[bench]'"
+        ) from None
 
     plan = Plan(
         [Rate.parse(text) for text in rate or ()],

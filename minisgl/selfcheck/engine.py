@@ -124,7 +124,7 @@ def compare_runs(
     # Noise that is close to every choice is no noise.
     assert 4 * equal >= total, f"only {note}"
     if gaps:
-        note += f", {len(gaps)} close choices (at most {max(gaps):.1g} std)"
+        note += f", {len(gaps)} close choices (at most {max(gaps):.2g} std)"
     if far:
         note += f", {len(far)} not close ({spare} may be)"
     return note

@@ -96,9 +96,9 @@ def _is_alive(setting: Setting) -> bool:
 _STYLES = {"ok": "green", "skip": "yellow", "FAILED": "bold red"}
 
 
-def make_table(results: list[Result], title: str) -> Table:
+def make_table(results: list[Result]) -> Table:
     """One row a check."""
-    table = Table(title=title, title_justify="left")
+    table = Table()
     table.add_column("check", no_wrap=True)
     table.add_column("result")
     table.add_column("s", justify="right")

@@ -19,7 +19,6 @@ from minisgl.server.completions import GenerateWriter, TextWriter
 from minisgl.server.errors import install_error_handlers
 from minisgl.server.fields import MOST
 from minisgl.server.frontend import FrontendManager
-from minisgl.server.generation import Generation
 from minisgl.server.info import (
     available_models,
     check_model,
@@ -27,7 +26,9 @@ from minisgl.server.info import (
     v1_root,
 )
 from minisgl.server.info import router as info_router
+from minisgl.server.metrics import router as metrics_router
 from minisgl.server.middleware import LimitBody, RequireKey, UnderPath
+from minisgl.server.observer import MeteredGeneration, Observer
 from minisgl.server.protocol import GenerateRequest, OpenAICompletionRequest
 from minisgl.server.respond import respond
 from minisgl.server.responses import (
@@ -88,8 +89,10 @@ def create_app(manager: FrontendManager) -> FastAPI:
         middleware=_middleware(manager.config),
     )
     app.state.frontend = manager
+    app.state.observer = Observer.create(manager.config)
     app.include_router(router)
     app.include_router(info_router)
+    app.include_router(metrics_router)
     install_error_handlers(app)
     openapi.describe(app, with_key=manager.config.api_key is not None)
     return app
@@ -121,7 +124,9 @@ async def generate(req: GenerateRequest, request: Request) -> Response:
     params = SamplingParams(
         max_tokens=min(req.max_tokens, MOST), ignore_eos=req.ignore_eos
     )
-    generation = Generation(get_frontend(request), [req.prompt], params)
+    generation = MeteredGeneration(
+        request.app.state.observer, get_frontend(request), [req.prompt], params
+    )
     return await respond(request, generation, GenerateWriter(), req.stream)
 
 
@@ -136,7 +141,8 @@ async def v1_chat_completions(
     """The assistant's next turn in a conversation."""
     frontend = get_frontend(request)
     model = check_model(frontend, req.model)
-    generation = Generation(
+    generation = MeteredGeneration(
+        request.app.state.observer,
         frontend,
         [[message.turn() for message in req.messages]],
         req.sampling_params(req.limit, req.count_logprobs),
@@ -158,7 +164,8 @@ async def v1_completions(
     """How one text, or each of several, goes on."""
     frontend = get_frontend(request)
     model = check_model(frontend, req.model)
-    generation = Generation(
+    generation = MeteredGeneration(
+        request.app.state.observer,
         frontend,
         req.prompts,
         req.sampling_params(req.max_tokens, req.logprobs),

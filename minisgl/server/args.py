@@ -23,6 +23,8 @@ class ServerArgs(SchedulerConfig):
     cors_origins: web pages of these origins may call it; ``*`` is all.
     num_threads: threads of a scheduler's torch, see `server.threads`.
     log_level: from which level on things are logged.
+    log_requests: print a line of JSON for every answer, without its text.
+    log_prompts: the same with prompt and answer.
     shell_max_tokens, shell_temperature: for the answers of a shell.
 
     Raises:
@@ -39,6 +41,8 @@ class ServerArgs(SchedulerConfig):
     cors_origins: tuple[str, ...] = ()
     num_threads: int | None = None
     log_level: str = "info"
+    log_requests: bool = False
+    log_prompts: bool = False
     shell_max_tokens: int = 2048
     shell_temperature: float = 0.6
 

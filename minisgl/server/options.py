@@ -241,6 +241,19 @@ GROUPS = {
             env="LOG_LEVEL",
         ),
         Option(
+            "log_requests",
+            bool,
+            "--log-requests",
+            "Print a line of JSON for every answer: its number, tokens, times, "
+            "and how it ended. Nobody's text is in it.",
+        ),
+        Option(
+            "log_prompts",
+            bool,
+            "--log-prompts",
+            "The same with the text of prompts and answers.",
+        ),
+        Option(
             "silent_output",
             bool,
             "--silent-output",

@@ -29,7 +29,13 @@ from minisgl.server.api_server import connect, create_app
 from minisgl.server.frontend import FrontendManager
 from minisgl.utils import ZmqPullQueue, ZmqPushQueue
 
-NUMBERS = {"running": 1, "waiting": 2, "free_pages": 3, "cached_pages": 4}
+NUMBERS = {
+    "running": 1,
+    "waiting": 2,
+    "free_pages": 3,
+    "cached_pages": 4,
+    "total_pages": 12,
+}
 
 
 @dataclass
@@ -208,6 +214,8 @@ def server_settings(folder: str | Path, **settings: Any) -> Any:
         "api_key": None,
         "root_path": "",
         "cors_origins": (),
+        "log_requests": False,
+        "log_prompts": False,
         "zmq_tokenizer_addr": f"ipc://{folder}/tokenizer",
         "zmq_frontend_addr": f"ipc://{folder}/frontend",
         "frontend_create_tokenizer_link": False,

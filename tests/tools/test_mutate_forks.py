@@ -1,5 +1,6 @@
 """Mutations are the ones that are meant; children end in time, whatever they do."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -132,6 +133,32 @@ def test_a_late_child_is_killed_with_what_it_started(tmp_path):
             return
         time.sleep(0.05)
     pytest.fail("the process that the late child had started lives on")
+
+
+def test_one_of_several_workers_begins_with_the_heaviest(tmp_path):
+    def begun(workers):
+        order = tmp_path / "order"
+        order.write_text("")
+
+        def task(name, weight):
+            def body():
+                with order.open("a") as file:
+                    file.write(name)
+                time.sleep(0.2)
+                return {}
+
+            job = child.Job(name, tmp_path, body, 9, dict(os.environ))
+            yield [dataclasses.replace(job, weight=weight)]
+            return name
+
+        jobs = [("a", 1.0), ("b", 2.0), ("c", 9.0), ("d", 3.0)]
+        found = [*forks.Pool(workers).run([task(*job) for job in jobs])]
+        assert found == ["a", "b", "c", "d"]
+        return order.read_text()
+
+    assert begun(1) == "abcd"
+    first, second = sorted(begun(2)[:2])
+    assert (first, second) == ("a", "c")
 
 
 def test_children_compute_with_threads_after_the_imports(tmp_path):

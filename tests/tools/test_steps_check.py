@@ -123,6 +123,14 @@ def test_skips_are_shown_and_never_ok(book):
     assert "1 chapters: 0 ok, 1 with skips (1)" in out
 
 
+def test_slow_tests_are_for_full_runs(book):
+    slow = "\n\nimport pytest\n\n\n@pytest.mark.slow\ndef test_long():\n"
+    append(book, TEST, f"{slow}    raise AssertionError('it ran')\n")
+    assert red(book) == []
+    row = verdicts(book, "--only", "1", "--full")["ch01"]
+    assert "it ran" in messages(row)
+
+
 def test_a_chapter_without_parity_or_with_a_dead_child_is_red(book):
     edit(book, TEST, "@pytest.mark.parity\n", "")
     edit(

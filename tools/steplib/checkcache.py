@@ -32,11 +32,25 @@ _PACKAGES = (
 def input_hash(book: Book, chapter: Chapter, model: str) -> str:
     """Hash of the files of a chapter's build folder and of its exercises, the
     versions and options."""
-    digest = hashlib.sha256()
     files = inputs(book, chapter)
     for path in sorted((chapter.dir / exercises.FOLDER).rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:
             files[path.relative_to(book.root).as_posix()] = path
+    return _hash(files, model)
+
+
+def folder_hash(build: Path) -> str:
+    """The same of all that lies in a build folder."""
+    files = {
+        path.relative_to(build).as_posix(): path
+        for path in build.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    return _hash(files, "")
+
+
+def _hash(files: dict[str, Path], model: str) -> str:
+    digest = hashlib.sha256()
     for name, source in sorted(files.items()):
         digest.update(f"{name}\0{_file_hash(source)}\n".encode())
     gpu = os.path.exists("/dev/nvidia0")
@@ -74,6 +88,26 @@ def models_hash(folder: Path) -> str:
     rows = [f"{p.relative_to(folder)} {p.stat().st_size}" for p in files]
     times = [str(p.stat().st_mtime_ns) for p in files]
     return hashlib.sha256("\n".join([*rows, *times]).encode()).hexdigest()
+
+
+class Grades:
+    """Green sets of tests under ``.cache/grade`` of the main checkout.
+
+    build: the folder in which they run, with all that they see.
+    """
+
+    def __init__(self, root: Path, build: Path) -> None:
+        self.folder = main_checkout(root) / ".cache/grade"
+        self.key = Cache(root).key(folder_hash(build))
+
+    def load(self, name: str) -> int | None:
+        """How many tests of a set passed when nothing was different."""
+        path = self.folder / f"{self.key}.{name}"
+        return int(path.read_text()) if path.is_file() else None
+
+    def store(self, name: str, passed: int) -> None:
+        """All tests of a set have passed."""
+        _write(self.folder / f"{self.key}.{name}", passed)
 
 
 class Cache:

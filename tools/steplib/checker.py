@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 
@@ -137,10 +137,14 @@ class Checker:
         args = ["--model", model] if model else []
         script = build / "stages" / chapter.name / "main.py"
         main = partial(probes.run_main, script, args)
-        tests = partial(probes.run_tests, build, chapter.tests, {}, False)
+        slow = self.options.full
+        tests = partial(probes.run_tests, build, chapter.tests, {}, False, slow)
+        job = self.place.job(chapter, build, "tests", tests, TESTS_LIMIT)
+        texts = [build / name for name in chapter.tests]
+        sizes = [path.stat().st_size for path in texts if path.is_file()]
         ran, tested = yield [
             self.place.job(chapter, build, "main", main, MAIN_LIMIT),
-            self.place.job(chapter, build, "tests", tests, TESTS_LIMIT),
+            replace(job, weight=sum(sizes)),
         ]
         judge = Judge(self.book, chapter, result)
         judge.main(ran, MAIN_LIMIT, self.options.bless)

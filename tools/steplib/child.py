@@ -34,6 +34,8 @@ class Job:
     threads: int = 1
     setup: Callable[[], Any] | None = None
     """Makes `build`, in the child, so that children share that work too."""
+    weight: float = 0.0
+    """How long it may take, measured against others of the same pool."""
 
     def file(self, kind: str) -> Path:
         """Where the child leaves `kind`: stdout, stderr, result or leaks."""

@@ -21,7 +21,8 @@ from tools.steplib.worktrees import place_of
 def grade(
     which: Which = None,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="The tests' whole reports.")
+        bool,
+        typer.Option("--verbose", "-v", help="Run all; the whole reports."),
     ] = False,
 ) -> None:
     """Test what you wrote, with the exercise's tests and its chapter's own."""
@@ -31,7 +32,7 @@ def grade(
     item = shelf.find(which)
     root = place_of(shelf, item)
     typer.echo(f"{item.id}: {item.title('en')}, {shown(root)}")
-    verdict = grading.grade(item, root)
+    verdict = grading.grade(item, root, fresh=verbose)
     if verbose:
         for part in verdict.parts:
             typer.echo(part.report.rstrip())

@@ -29,6 +29,9 @@ def status(zh: Zh = None) -> None:
         done = [id for id in some if progress.of(id).green]
         line = f"{name:10}{len(done):3} of {len(some)} done  {' '.join(done)}"
         typer.echo(line.rstrip())
+    typer.echo(
+        "           (done: `grade` has found it green; `check` is not counted)"
+    )
     begun = [i for i in items if i.id in open_ and not progress.of(i.id).green]
     for item in begun:
         where, how = shown(open_[item.id]), state(progress, open_, item.id)

@@ -47,10 +47,15 @@ class _Pending:
 
 
 class Pool:
-    """Runs tasks; at most `workers` children live at a time."""
+    """Runs tasks; at most `workers` children live at a time.
+
+    Jobs start in their order, so that results come one by one. Only one of several
+    workers takes the heaviest that is left: none is to be alone with it in the end.
+    """
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
+        self.ahead = 0  # the child that was started out of order
         self.queue: deque[tuple[_Pending, int, Job]] = deque()
         self.running: dict[int, tuple[_Pending, int, Job, float]] = {}
 
@@ -82,8 +87,7 @@ class Pool:
 
     def _step(self) -> None:
         while self.queue and len(self.running) < self.workers:
-            pending, slot, job = self.queue.popleft()
-            self.running[_fork(job)] = (pending, slot, job, time.monotonic())
+            self._start()
         time.sleep(_POLL)
         for pid, (pending, slot, job, started) in list(self.running.items()):
             seconds = time.monotonic() - started
@@ -100,6 +104,21 @@ class Pool:
                         pending.outcomes[i] for i in sorted(pending.outcomes)
                     ]
                     self._advance(pending.index, ordered)
+
+    def _start(self) -> None:
+        heaviest = self.workers > 1 and self.ahead not in self.running
+        at = 0
+        if heaviest:
+            at = max(range(len(self.queue)), key=self._weight)
+        pending, slot, job = self.queue[at]
+        del self.queue[at]
+        pid = _fork(job)
+        self.running[pid] = (pending, slot, job, time.monotonic())
+        if heaviest:
+            self.ahead = pid
+
+    def _weight(self, index: int) -> float:
+        return self.queue[index][2].weight
 
 
 def _kill(pid: int) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from tools.steplib import probes
 from tools.steplib.book import PACKAGE, Book, ManifestError
+from tools.steplib.checkcache import Grades
 from tools.steplib.checkresult import failure_from
 from tools.steplib.forks import Outcome, Pool, Task
 from tools.steplib.gitrepo import GitError, Repo
@@ -35,6 +36,7 @@ class Part:
     failures: list[dict[str, Any]] = field(default_factory=list)
     problem: str = ""
     report: str = ""
+    note: str = ""
 
     @property
     def green(self) -> bool:
@@ -51,7 +53,8 @@ class Part:
     def line(self) -> str:
         """For example ``exercise   3 of 4 tests pass``."""
         total = self.passed + len(self.failures)
-        said = self.problem or f"{self.passed} of {total} tests pass"
+        said = f"{self.passed} of {total} tests pass{self.note}"
+        said = self.problem or said
         return f"{self.name:10} {said}"
 
 
@@ -110,10 +113,12 @@ def _told(record: dict[str, Any], item: Item, root: Path) -> Iterator[str]:
     yield f"    {failure.where if failure.test else ''} {failure.message}".rstrip()
 
 
-def grade(item: Item, root: Path) -> Verdict:
+def grade(item: Item, root: Path, fresh: bool = False) -> Verdict:
     """Run the tests of `item` and of its chapter on the files of `root`.
 
-    The tests are those of the tag, whatever the reader changed in them.
+    The tests are those of the tag, whatever the reader changed in them. What was
+    green with the same files is not run again, unless `fresh`; the chapter's tests
+    wait for those of an exercise.
 
     Raises:
         ManifestError: a file that belongs there is missing.
@@ -141,9 +146,27 @@ def grade(item: Item, root: Path) -> Verdict:
         changed = _lay_tests(
             item, root, build, [n for s in sets.values() for n in s]
         )
-        pool: Pool = place.pool([chapter])
-        (parts,) = pool.run([_run(place, item, build, sets)])
-    return Verdict(item, root, parts, changed)
+        grades = Grades(root, build)
+        parts = {} if fresh else _kept(grades, sets)
+        if todo := {n: t for n, t in sets.items() if n not in parts}:
+            pool: Pool = place.pool([chapter])
+            (ran,) = pool.run([_run(place, item, build, todo)])
+            for part in ran:
+                parts[part.name] = part
+                if part.green:
+                    grades.store(part.name, part.passed)
+    return Verdict(item, root, [parts[name] for name in sets], changed)
+
+
+def _kept(grades: Grades, sets: dict[str, list[str]]) -> dict[str, Part]:
+    """The parts that were green, up to the first that was not."""
+    parts = {}
+    for name in sets:
+        passed = grades.load(name)
+        if passed is None:
+            break
+        parts[name] = Part(name, passed, note=", as nothing has changed")
+    return parts
 
 
 def _lay_tests(
@@ -169,15 +192,17 @@ def _lay_tests(
 def _run(
     place: Workplace, item: Item, build: Path, sets: dict[str, list[str]]
 ) -> Task:
-    jobs = []
+    parts: list[Part] = []
     for name, tests in sets.items():
+        if parts and not parts[-1].green:
+            parts.append(Part(name, problem="not run before that is green"))
+            continue
         body = partial(probes.run_tests, build, tests, {}, False)
         limit = EXERCISE_LIMIT if name == "exercise" else TESTS_LIMIT
         chapter = place.book.chapter(item.chapter.number)
-        jobs.append(place.job(chapter, build, name, body, limit))
-    outcomes = yield jobs
-    pairs = zip(sets, jobs, outcomes, strict=True)
-    return [_part(name, job.limit, outcome) for name, job, outcome in pairs]
+        (outcome,) = yield [place.job(chapter, build, name, body, limit)]
+        parts.append(_part(name, limit, outcome))
+    return parts
 
 
 def _part(name: str, limit: float, outcome: Outcome) -> Part:

@@ -36,13 +36,18 @@ def run_main(main: Path, args: list[str]) -> dict[str, Any]:
 
 
 def run_tests(
-    build: Path, tests: list[str], order: dict[str, float], first: bool
+    build: Path,
+    tests: list[str],
+    order: dict[str, float],
+    first: bool,
+    slow: bool = False,
 ) -> dict[str, Any]:
     """Run test files with pytest in the build folder.
 
     Args:
         order: seconds by test id from an earlier run; quick ones go first.
         first: stop at the first failure.
+        slow: run also those that are marked so.
 
     Returns ``passed``, ``parity`` (passed ones so marked), ``skips`` (reasons),
     ``seconds`` by test id, and ``failures`` as `describe` makes them.
@@ -53,6 +58,7 @@ def run_tests(
     options += ["-c", str(build / "pyproject.toml"), f"--rootdir={build}"]
     options += ["--import-mode=importlib", f"--confcutdir={build}"]
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # preloaded
+    options += [] if slow else ["-m", "not slow"]
     code = pytest.main(
         [*options, *(["-x"] if first else []), *tests], [recorder]
     )
