@@ -110,13 +110,13 @@ def main(
             found[name] = seconds(subject, work, rounds, **changes)
         best = min(found[ALL], seconds(subject, work, rounds))
     print(
-        f"{'all, the better of two engines':36}{tokens / best:8,.0f} tokens/s"
+        f"{'all, the better of two engines':42}{tokens / best:8,.0f} tokens/s"
     )
     for name, took in found.items():
         if name != ALL:
             rate, share = tokens / took, took / best
             print(
-                f"without {name:28}{rate:8,.0f} tokens/s  {share:.2f} x the time"
+                f"without {name:34}{rate:8,.0f} tokens/s  {share:.2f} x the time"
             )
 
 

@@ -15,12 +15,12 @@ from minisgl.benchmark.workload import Workload
 from minisgl.scheduler.inputs import make_inputs
 from tools.stagekit import measured, model_path, run
 
-SETTINGS = {"max_running_req": 16, "page_size": 16, "num_page_override": 256}
+SETTINGS = {"max_running_req": 8, "page_size": 16, "num_page_override": 256}
 
 
 def main(model: str = "qwen3-tiny", device: str = "cpu") -> None:
     """Count, measure the same, and find one result in two ways."""
-    path, work = str(model_path(model)), Workload(16, 8, 48)
+    path, work = str(model_path(model)), Workload(8, 8, 32)
     subject = Subject(path, False, "float32", device, SETTINGS)
     with subject.engine() as llm:
         asked = work.draw(llm.engine.sampler.vocab_size)
@@ -30,7 +30,7 @@ def main(model: str = "qwen3-tiny", device: str = "cpu") -> None:
     print(f"weights          {least.weights:>12,} bytes in {steps} steps")
     print(f"prompts          {least.prompts:>12,} operations\n")
 
-    for row in measure_roofline(subject, work, 3, lambda said: None).rows:
+    for row in measure_roofline(subject, work, 2, lambda said: None).rows:
         print(f"{row['']:33}{measured(1000 * row['seconds'], 'ms', 2):>12}")
 
     batch = decode_batch()
