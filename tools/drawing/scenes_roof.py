@@ -22,7 +22,7 @@ def gpu_roof(say: Say) -> Canvas:
             "prompt 在平顶之下。下半部分是各步：设备要读的东西多时，主机来得及；"
             "步很短时，设备要等主机。",
         ),
-        height=348,
+        height=330,
     )
     _roof(c, say)
     _lanes(c, say)
@@ -65,9 +65,9 @@ def _roof(c: Canvas, say: Say) -> None:
         size=11,
     )
     c.box(
-        50,
+        84,
         148,
-        112,
+        118,
         24,
         say("attention, decoding", "解码的注意力"),
         "amber",
