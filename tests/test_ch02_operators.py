@@ -574,7 +574,7 @@ def test_even_division_refuses_a_rest():
 def test_pick_device(monkeypatch, cuda):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     assert utils.pick_device("cpu") == CPU
-    assert utils.pick_device() == torch.device("cuda" if cuda else "cpu")
+    assert utils.pick_device("auto") == torch.device("cuda" if cuda else "cpu")
     if cuda:
         assert utils.pick_device("cuda:1") == torch.device("cuda:1")
     else:

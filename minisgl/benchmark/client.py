@@ -130,7 +130,8 @@ async def benchmark_one(
         openai.OpenAIError: the server refused it, or cannot be reached.
     """
     del pbar
-    pieces, counted = 0, {}
+    pieces = 0
+    counted: dict[str, Any] = {}
     tics = [time.perf_counter()]
     # Raw events: turning each into objects takes longer than a token may.
     async with client.chat.completions.with_streaming_response.create(

@@ -10,11 +10,11 @@ from random import Random
 from typing import Any
 
 import numpy as np
+from openai import AsyncOpenAI as OpenAI
 from openai import OpenAIError
 
 from minisgl.benchmark.client import (
     BenchmarkTrace,
-    OpenAI,
     RawResult,
     benchmark_one,
     benchmark_trace,

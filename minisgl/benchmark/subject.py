@@ -42,7 +42,8 @@ class Run:
 
     def gaps(self) -> list[float]:
         """Seconds between the tokens of each answer, of all answers."""
-        found, last = [], {}
+        found: list[float] = []
+        last: dict[int, float] = {}
         for now, uids in self.batches:
             found += [now - last[uid] for uid in uids if uid in last]
             last.update(dict.fromkeys(uids, now))

@@ -113,7 +113,8 @@ def _read(
     block: int,
     dummy: bool,
 ) -> list[BenchmarkTrace]:
-    found, first = [], 0.0
+    found: list[BenchmarkTrace] = []
+    first = 0.0
     for place, line in lines:
         try:
             when = line["timestamp"] / units

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 
-def pick_device(name: str = "auto") -> torch.device:
+def pick_device(name: str) -> torch.device:
     """``auto`` takes CUDA when there is one; otherwise what the name says.
 
     Raises:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 
-def pick_device(name: str = "auto") -> torch.device:
+def pick_device(name: str) -> torch.device:
     """``auto`` takes CUDA when there is one; otherwise what the name says.
 
     Raises:

@@ -13,22 +13,19 @@ from minisgl.server import checks
 class Option(NamedTuple):
     """An option: which setting it is, of which type, its names, what it does.
 
-    least: the smallest number it takes.
     check: returns the value as it is to be, or raises typer.BadParameter.
     env: the variable of the environment that stands in for it.
-    eager: check it before others are found missing.
     """
 
     setting: str
     kind: Any
     names: str
     text: str
-    least: int | None = None
     check: checks.Check | None = None
     env: str | None = None
-    eager: bool = False
 
 
+# As in utils/torch_utils.py, which needs torch.
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 _BACKENDS = ("auto", *SUPPORTED_ATTENTION_BACKENDS.supported_names())
 _MOE_BACKENDS = ("auto", *SUPPORTED_MOE_BACKENDS.supported_names())
@@ -55,7 +52,7 @@ GROUPS = {
             "device",
             str,
             "--device",
-            "auto, cpu or cuda. auto is a GPU if there is one.",
+            "auto, cpu, cuda or cuda:N. auto is a GPU if there is one.",
             check=checks.device,
         ),
         Option(
@@ -63,7 +60,7 @@ GROUPS = {
             int,
             "--tp --tensor-parallel-size",
             "Over how many ranks the model is cut.",
-            least=1,
+            check=checks.size,
         ),
         Option(
             "attention_backend",
@@ -85,7 +82,6 @@ GROUPS = {
             int | None,
             "--max-seq-len-override",
             "A shorter context than the model's own, in tokens.",
-            least=1,
         ),
         Option(
             "use_dummy_weight",
@@ -100,14 +96,12 @@ GROUPS = {
             int,
             "--max-running-requests",
             "Most requests in one batch.",
-            least=1,
         ),
         Option(
             "max_extend_tokens",
             int,
             "--max-prefill-length",
             "Most prompt tokens in one step.",
-            least=1,
         ),
         Option(
             "prefills_in_a_row",
@@ -115,7 +109,6 @@ GROUPS = {
             "--prefills-in-a-row",
             "After so many prefill batches running requests get a decode "
             "batch. With 0 they wait until no prompt does.",
-            least=0,
         ),
         Option(
             "no_overlap",
@@ -130,7 +123,6 @@ GROUPS = {
             "Most requests of a decode step that is recorded as a CUDA graph. "
             "With 0 none is. If not given: 256, or what memory allows; on a "
             "CPU 0.",
-            least=0,
         ),
     ],
     "Memory and cache": [
@@ -145,9 +137,8 @@ GROUPS = {
             int | None,
             "--num-pages",
             "Pages of the KV pool, instead of what memory allows.",
-            least=1,
         ),
-        Option("page_size", int, "--page-size", "Tokens a page holds.", 1),
+        Option("page_size", int, "--page-size", "Tokens a page holds."),
         Option(
             "cache_type",
             str,
@@ -168,7 +159,6 @@ GROUPS = {
             int,
             "--port",
             "The port to listen at, up to 65535. 0 takes a free one.",
-            least=0,
         ),
         Option(
             "num_tokenizer",
@@ -176,7 +166,6 @@ GROUPS = {
             "--num-tokenizer",
             "Tokenizer processes beside the detokenizer. With 0 that one does "
             "both.",
-            least=0,
         ),
         Option(
             "served_model_name",
@@ -213,7 +202,6 @@ GROUPS = {
             "--threads",
             "Threads of a scheduler. If not given: OMP_NUM_THREADS, or the "
             "cores divided by the ranks.",
-            least=1,
         ),
         Option(
             "version",
@@ -221,7 +209,6 @@ GROUPS = {
             "--version",
             "Say the version and end.",
             check=checks.version,
-            eager=True,
         ),
     ],
     "Shell": [
@@ -236,7 +223,6 @@ GROUPS = {
             int,
             "--shell-max-tokens",
             "Most tokens of an answer.",
-            least=1,
         ),
         Option(
             "shell_temperature",
