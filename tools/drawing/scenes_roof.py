@@ -74,9 +74,9 @@ def _roof(c: Canvas, say: Say) -> None:
         size=11,
     )
     c.box(
-        166,
-        108,
-        90,
+        168,
+        102,
+        88,
         40,
         say("products of\na small batch", "小批的\n乘法"),
         size=11,
