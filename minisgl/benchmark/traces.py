@@ -145,7 +145,8 @@ def _read(
 
 def _prompt(tokenizer: Any, size: int, hashes: list[int], block: int) -> str:
     """About `size` tokens; those of a block follow from its hash alone."""
-    drawn, rng = [], Random()
+    drawn: list[Any] = []
+    rng = Random()
     for number in range(div_ceil(size, block)):
         rng = Random(hashes[number] if number < len(hashes) else None)
         drawn += _draw(tokenizer, min(block, size - len(drawn)), rng)
