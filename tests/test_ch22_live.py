@@ -29,6 +29,11 @@ def scrape(live) -> dict[str, float]:
         return read(answer.read().decode())
 
 
+def idle_again(live) -> None:
+    running = "minisgl_requests_running"
+    wait_until(lambda: scrape(live)[running] == 0, 5, "an idle engine")
+
+
 def logged(live) -> list[dict]:
     found = live.out.read_text().splitlines()
     return [json.loads(line) for line in found if line.startswith("{")]
@@ -78,16 +83,13 @@ def test_the_log_says_what_the_client_is_told(live):
 
 def test_pages_and_requests_are_the_schedulers(live):
     before = ends(scrape(live)).get("abort", 0)
+    idle_again(live)
     with live.stream(max_tokens=1500):
         busy = scrape(live)
         assert busy["minisgl_requests_running"] == 1
         assert busy["minisgl_requests_waiting"] == 0
         assert busy["minisgl_kv_pages{state=used}"] > 0
-    wait_until(
-        lambda: scrape(live)["minisgl_requests_running"] == 0,
-        5,
-        "an idle engine",
-    )
+    idle_again(live)
     idle = scrape(live)
     assert idle["minisgl_kv_pages{state=used}"] == 0
     assert idle["minisgl_kv_pages{state=cached}"] > 0

@@ -92,10 +92,12 @@ def test_times_are_those_of_the_tokens(server):
     found = scrape(server)
     first = found["minisgl_time_to_first_token_seconds_sum"]
     between = found["minisgl_inter_token_latency_seconds_sum"]
-    # Two tokens and an end token, each 60 ms after the one before it.
-    assert 0.06 <= first < 0.5 and 0.12 <= between < 1.0
+    # Two tokens and an end token, each 60 ms after the one before it left;
+    # one that is read late seems nearer to the next.
+    assert 0.06 <= first < 1.0 and 0.05 < between < 1.0
+    assert first + between >= 0.17
     assert found["minisgl_time_to_first_token_seconds_bucket{le=0.05}"] == 0
-    assert found["minisgl_inter_token_latency_seconds_bucket{le=0.05}"] == 0
+    assert found["minisgl_inter_token_latency_seconds_bucket{le=0.001}"] == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 
 from minisgl.attention.base import BaseAttnBackend, BaseAttnMetadata
 from minisgl.attention.choice import Demand
@@ -15,6 +15,7 @@ from minisgl.attention.utils import BaseCaptureData
 from minisgl.core import Batch, get_global_ctx
 from minisgl.models import ModelConfig
 from minisgl.utils import div_ceil
+from minisgl.utils.counters import Counters, Ints
 from minisgl.utils.device import new_event, to_device
 from minisgl.utils.libraries import MissingLibrary, load_library
 
@@ -132,23 +133,43 @@ class FlashInferBackend(BaseAttnBackend):
         """
         return self._qo_heads // self._kv_heads >= 4
 
+    def _tensor_cores_for(self, size: int) -> bool:
+        """The same for a recorded batch of `size` requests.
+
+        From about 64 on, the kernel for prefill keeps more of the memory busy
+        with 2 queries a kv head, too: 93% of the copy bandwidth in place of
+        82% for 256 requests on an H200.
+        """
+        enough = size >= 64 and self._qo_heads // self._kv_heads >= 2
+        return self.use_tensor_cores or enough
+
     def prepare_metadata(self, batch: Batch) -> None:
-        reqs, page_size = batch.padded_reqs, self._ctx.page_size
-        table = self._ctx.page_table
-        lengths = torch.tensor([req.device_len for req in reqs])
-        new = torch.tensor([req.extend_len for req in reqs])
-        rows = torch.tensor([req.table_idx for req in reqs])
+        page_size, table = self._ctx.page_size, self._ctx.page_table
+        rows, cached, lengths = Counters.of(batch.padded_reqs)
         pages = (lengths + page_size - 1) // page_size
-        cu_seqlens_q = _pinned(_cumulate(new), table.device)
+        parts = [
+            _cumulate(lengths - cached),
+            _cumulate(pages),
+            lengths - (pages - 1) * page_size,
+            lengths,
+        ]
+        packed = torch.from_numpy(np.concatenate(parts, dtype=np.int32))
+        host = _pinned(packed, table.device)
+        cu_seqlens_q, cu_pages, last_page, seq_lens = host.split(
+            [len(part) for part in parts]
+        )
         batch.attn_metadata = FIMetadata(
             cu_seqlens_q_cpu=cu_seqlens_q,
             cu_seqlens_q_gpu=to_device(cu_seqlens_q, torch.int32, table.device),
-            cu_pages_cpu=_pinned(_cumulate(pages), table.device),
-            indices=gather_pages(table, rows, pages, page_size),
-            last_page_len_cpu=_pinned(
-                (lengths - (pages - 1) * page_size).int(), table.device
+            cu_pages_cpu=cu_pages,
+            indices=gather_pages(
+                table,
+                torch.from_numpy(rows),
+                torch.from_numpy(pages),
+                page_size,
             ),
-            seq_lens_cpu=lengths.int(),
+            last_page_len_cpu=last_page,
+            seq_lens_cpu=seq_lens,
             wrapper=(
                 self.prefill_wrapper
                 if batch.is_prefill
@@ -195,7 +216,7 @@ class FlashInferBackend(BaseAttnBackend):
             capture.indices,
             capture.one_tensor[:size],
             "NHD",
-            use_tensor_cores=self.use_tensor_cores,
+            use_tensor_cores=self._tensor_cores_for(size),
         )
         wrapper.reset_workspace_buffer(
             self.float_workspace_buffer, self._graph_plans
@@ -276,9 +297,9 @@ def gather_pages(
     return page_table[rows[owner], page * page_size] // page_size
 
 
-def _cumulate(counts: torch.Tensor) -> torch.Tensor:
-    """[B] -> int32 [B + 1]: 0, and the sums so far."""
-    return F.pad(counts.cumsum(0), (1, 0)).int()
+def _cumulate(counts: Ints) -> Ints:
+    """[B] -> [B + 1]: 0, and the sums so far."""
+    return np.concatenate([[0], counts.cumsum()])
 
 
 def _pinned(data: torch.Tensor, device: torch.device) -> torch.Tensor:

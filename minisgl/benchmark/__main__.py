@@ -153,6 +153,37 @@ def ablation(
 
 
 @app.command()
+def roofline(
+    model: Model = None,
+    shape: Shape = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    settings: Set = None,
+    workload: Kind = "gpu",
+    requests: Requests = None,
+    shortest: Shortest = None,
+    longest: Longest = None,
+    rounds: Rounds = 3,
+    out: Out = None,
+) -> None:
+    """How far from what the hardware allows, and where the rest goes."""
+    from minisgl.benchmark.roofline import measure_roofline
+    from minisgl.benchmark.subject import open_subject, parse_settings
+
+    work = choose(
+        WORKLOADS,
+        workload,
+        requests=requests,
+        shortest=shortest,
+        longest=longest,
+    )
+    given = parse_settings(settings or ())
+    with open_subject(model, shape, dtype, device, given) as subject:
+        report = measure_roofline(subject, work, rounds, say)
+    finish(report, out)
+
+
+@app.command()
 def online(
     url: Annotated[str, typer.Option(help="Up to and with /v1.")] = (
         "http://127.0.0.1:1919/v1"

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from openai import AsyncOpenAI as OpenAI
-from rich.console import Console
-from rich.progress import Progress
+from rich import console, progress
 
 from minisgl.benchmark.traces import (
     BenchmarkTrace,
@@ -226,9 +225,10 @@ async def benchmark_trace(
 
 async def gather(work: Sequence[Coroutine[Any, Any, T]], pbar: bool) -> list[T]:
     """What all of these return; the first that fails ends the others."""
-    console = Console(stderr=True)
     hidden = not (pbar and sys.stderr.isatty())
-    with Progress(console=console, transient=True, disable=hidden) as bar:
+    with progress.Progress(
+        console=console.Console(stderr=True), transient=True, disable=hidden
+    ) as bar:
         task = bar.add_task("Answers", total=len(work))
 
         async def count(one: Coroutine[Any, Any, T]) -> T:

@@ -54,12 +54,15 @@ class TimedLLM(LLM):
     """Notes when every batch's tokens came."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.sent: list[tuple[float, list[DetokenizeMsg]]] = []
+        self.sent: list[tuple[float, list[int]]] = []
+        self.cached = 0
         super().__init__(*args, **kwargs)
 
     def offline_send_result(self, reply: list[DetokenizeMsg]) -> None:
-        # Sorted out later: this is between one batch and the next.
-        self.sent.append((time.perf_counter(), reply))
+        # Not the messages: there are as many as tokens, and to look them
+        # through again and again would keep the garbage collector busy.
+        self.sent.append((time.perf_counter(), [msg.uid for msg in reply]))
+        self.cached += sum(msg.cached_tokens or 0 for msg in reply)
         super().offline_send_result(reply)
 
     def run(self, requests: Sequence[Request], temperature: float) -> Run:
@@ -73,6 +76,7 @@ class TimedLLM(LLM):
             for r in requests
         ]
         self.sent.clear()
+        self.cached = 0
         begin = time.perf_counter()
         made = self.generate([r.prompt for r in requests], params, False)
         seconds = time.perf_counter() - begin
@@ -80,11 +84,8 @@ class TimedLLM(LLM):
             if len(got["token_ids"]) != want.output:
                 reason = got["error"] or f"ended with {got['finish_reason']}"
                 raise ValueError(f"a request was not answered: {reason}")
-        batches = [(t - begin, [m.uid for m in msgs]) for t, msgs in self.sent]
-        cached = sum(
-            m.cached_tokens or 0 for _, msgs in self.sent for m in msgs
-        )
-        share = cached / sum(len(r.prompt) for r in requests)
+        batches = [(moment - begin, uids) for moment, uids in self.sent]
+        share = self.cached / sum(len(r.prompt) for r in requests)
         return Run(seconds, [got["token_ids"] for got in made], batches, share)
 
     def warm_up(self, work: Workload) -> None:

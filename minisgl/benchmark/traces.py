@@ -47,17 +47,30 @@ def generate_prompt(tokenizer: Any, n: int) -> str:
 
 def text_of(tokenizer: Any, n: int, rng: Random) -> str:
     """The same, drawn from `rng`."""
+    return _join(tokenizer, _draw(tokenizer, n, rng), rng)
+
+
+def _draw(tokenizer: Any, n: int, rng: Random) -> list[Any]:
+    """So many ids, or words."""
     if tokenizer is None:
-        return " ".join(rng.choices(_WORDS, k=n))
-    # Any ids make a text, but that text may have other ids: a few corrections.
-    ids = [rng.randrange(len(tokenizer)) for _ in range(n)]
-    for _ in range(16):
+        return rng.choices(_WORDS, k=n)
+    return [rng.randrange(len(tokenizer)) for _ in range(n)]
+
+
+def _join(tokenizer: Any, drawn: list[Any], rng: Random) -> str:
+    """A text of as many tokens as were drawn."""
+    if tokenizer is None:
+        return " ".join(drawn)
+    n, ids = len(drawn), drawn
+    # Any ids make a text, but that text may have other ids. Then other ones are
+    # tried at its end.
+    for _ in range(64):
         text: str = tokenizer.decode(ids, skip_special_tokens=True)
         ids = tokenizer.encode(text, add_special_tokens=False)
         if len(ids) == n:
             break
-        missing = n - len(ids)
-        ids = ids[:n] + [rng.randrange(len(tokenizer)) for _ in range(missing)]
+        kept = ids[: n - 1]
+        ids = kept + _draw(tokenizer, n - len(kept), rng)
     return text
 
 
@@ -131,10 +144,10 @@ def _read(
 
 
 def _prompt(tokenizer: Any, size: int, hashes: list[int], block: int) -> str:
-    """About `size` tokens; the text of a block follows from its hash alone."""
-    parts = []
+    """About `size` tokens; those of a block follow from its hash alone."""
+    drawn: list[Any] = []
+    rng = Random()
     for number in range(div_ceil(size, block)):
-        count = min(block, size - number * block)
         rng = Random(hashes[number] if number < len(hashes) else None)
-        parts.append(text_of(tokenizer, count, rng))
-    return " ".join(parts)
+        drawn += _draw(tokenizer, min(block, size - len(drawn)), rng)
+    return _join(tokenizer, drawn, rng)

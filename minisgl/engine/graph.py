@@ -32,7 +32,7 @@ class GraphCaptureBuffer:
     """What a recorded step reads and writes, for up to B requests.
 
     input_ids, out_loc, positions: int32 [B], as in `Batch`.
-    logits: float32 [B, vocab].
+    logits: float [B, vocab], in the dtype of the model.
     """
 
     input_ids: torch.Tensor
@@ -190,6 +190,7 @@ class GraphRunner:
         row = self._ctx.page_table[self.dummy_req.table_idx]
         self.buffer.out_loc.fill_(row[0])
         self.attn_backend.init_capture_graph(max_seq_len, self.graph_bs_list)
+        self.buffer.logits = self._logits_like(largest, model)
         recordings = new_recordings(self.stream)
         console = Console(stderr=True)
         show = sys.stderr.isatty()
@@ -205,6 +206,18 @@ class GraphRunner:
             f"recorded steps of {len(self.graph_map)} sizes, up to {largest} "
             "requests" + (f", in {mem_GB(used)} of the GPU" if used else "")
         )
+
+    @torch.inference_mode()
+    def _logits_like(self, bs: int, model: BaseLLMModel) -> torch.Tensor:
+        """Room for logits in the dtype in which the model makes them.
+
+        Who draws from them reads half as much as in float32.
+        """
+        batch = Batch([self.dummy_req] * bs, "decode")
+        self.buffer.set_batch(batch)
+        self.attn_backend.prepare_metadata(batch)
+        with self._ctx.forward_batch(batch):
+            return torch.empty_like(model.forward())
 
     def _capture(self, bs: int, model: BaseLLMModel) -> None:
         batch = Batch([self.dummy_req] * bs, "decode")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from minisgl.core import Batch, SamplingParams
 from minisgl.engine.gpu_sample import sample_on_gpu
 from minisgl.engine.logprobs import BatchLogprobs
+from minisgl.kernel.fused import draw_rows, runs_triton
 from minisgl.layers.gpu_ops import flashinfer_on
 from minisgl.utils.device import to_device
 
@@ -39,7 +40,7 @@ Rows: TypeAlias = torch.Tensor | slice
 class BatchSamplingArgs:
     """What sampling needs of a batch of B; no tensors if every row is greedy.
 
-    temperatures: float32 [B], above 0; any in greedy rows.
+    temperatures: float32 [B], above 0; 0 in greedy rows.
     top_k: int64 [B], from 1 to the vocabulary's size, which is off.
     top_p: float32 [B], in (0, 1].
     min_p: float32 [B], in [0, 1].
@@ -140,6 +141,8 @@ class Sampler:
 
     def __post_init__(self) -> None:
         self._shared = random.Random(self.seed)
+        self._params: list[SamplingParams] = []
+        self._settings: BatchSamplingArgs | None = None
 
     def prepare(self, batch: Batch) -> BatchSamplingArgs:
         """Gather the parameters of the batch; done before it is launched."""
@@ -147,27 +150,33 @@ class Sampler:
             edits=[
                 edit for p in self.processors if (edit := p(batch)) is not None
             ],
-            logprobs=BatchLogprobs.of(batch, self.device),
         )
         params = [req.sampling_params for req in batch.reqs]
-        if not all(p.is_greedy for p in params):
-            self._prepare_draws(args, params, self._uniforms(batch))
+        if params != self._params:
+            self._params, self._settings = params, self._settings_of(params)
+        if self._settings is not None:
+            args = replace(self._settings, edits=args.edits)
+            uniforms = pack([self._uniforms(batch)])
+            args.uniforms = to_device(uniforms[0], torch.float32, self.device)
+        args.logprobs = BatchLogprobs.of(batch, self.device)
         return args
 
-    def _prepare_draws(
-        self,
-        args: BatchSamplingArgs,
-        params: list[SamplingParams],
-        uniforms: list[float],
-    ) -> None:
-        """Fill in what the rows that are drawn need."""
-        size = self.vocab_size
+    def _settings_of(
+        self, params: list[SamplingParams]
+    ) -> BatchSamplingArgs | None:
+        """What drawn rows need but for their numbers; None if all are greedy.
+
+        It is kept as long as the batch stays what it is: most steps differ
+        from the one before in nothing but the numbers.
+        """
+        if all(p.is_greedy for p in params):
+            return None
+        size, args = self.vocab_size, BatchSamplingArgs()
         ways = [_way(p, size) for p in params]
         plain, limited = ways.count(_PLAIN), ways.count(_LIMITED)
         by_way = sorted(range(len(params)), key=ways.__getitem__)
         numbers: list[Sequence[float]] = [
-            [min(max(p.temperature, _COLDEST), _HOTTEST) for p in params],
-            uniforms,
+            [_temperature(p) for p in params],
             [p.top_p for p in params],
             [p.min_p for p in params],
             [min(p.top_k, size) if p.top_k > 0 else size for p in params],
@@ -175,13 +184,14 @@ class Sampler:
         ]
         # float32 holds integers up to 2**24, so one copy carries them all.
         packed = to_device(pack(numbers), torch.float32, self.device)
-        args.temperatures, args.uniforms = packed[0], packed[1]
+        args.temperatures = packed[0]
         if limited:
-            args.top_p, args.min_p = packed[2], packed[3]
-            args.top_k = packed[4].long()
-        order = packed[5].long()
+            args.top_p, args.min_p = packed[1], packed[2]
+            args.top_k = packed[3].long()
+        order = packed[4].long()
         args.plain = _some(order, 0, plain)
         args.limited = _some(order, plain, limited)
+        return args
 
     def sample(
         self, logits: torch.Tensor, args: BatchSamplingArgs
@@ -193,16 +203,11 @@ class Sampler:
             logits = logits.to(torch.float32, copy=True)
         for edit in args.edits:
             logits = edit(logits)
-        best = logits.max(dim=-1)
-        # max lets NaN through, so one pass finds NaN, inf, and nothing allowed.
-        sane = torch.isfinite(best.values)
-        tokens = best.indices
-        # A row goes its own way whatever the others want, or seeds would not
-        # hold: the two ways turn a number into different tokens.
-        _draw(tokens, logits, args, args.plain, (None, None, None))
-        limits = (args.top_k, args.top_p, args.min_p)
-        _draw(tokens, logits, args, args.limited, limits)
-        tokens = torch.where(sane, tokens, FAILED_TOKEN).to(torch.int32)
+        all_plain = args.plain is not None and args.limited is None
+        if all_plain and runs_triton(logits.device):
+            tokens = _draw_all(logits, args)
+        else:
+            tokens = _draw_by_way(logits, args)
         if args.logprobs is not None:
             args.logprobs.record(bare, tokens)
         return tokens
@@ -234,11 +239,38 @@ def _way(params: SamplingParams, vocab_size: int) -> int:
     return _LIMITED if limited else _PLAIN
 
 
+def _temperature(params: SamplingParams) -> float:
+    """What a row's logits are divided by; 0 in greedy rows."""
+    if params.is_greedy:
+        return 0.0
+    return min(max(params.temperature, _COLDEST), _HOTTEST)
+
+
 def _some(order: torch.Tensor, first: int, count: int) -> Rows | None:
     """A part of the rows; None if it is empty, a slice if it is all of them."""
     if count == len(order):
         return slice(None)
     return order[first : first + count] if count else None
+
+
+def _draw_all(logits: torch.Tensor, args: BatchSamplingArgs) -> torch.Tensor:
+    """No row has limits: one function draws for all, int32 [B]."""
+    assert args.temperatures is not None and args.uniforms is not None
+    return draw_rows(logits, args.temperatures, args.uniforms, FAILED_TOKEN)
+
+
+def _draw_by_way(logits: torch.Tensor, args: BatchSamplingArgs) -> torch.Tensor:
+    """Every row by the way it needs, int32 [B]."""
+    best = logits.max(dim=-1)
+    # max lets NaN through, so one pass finds NaN, inf, and nothing allowed.
+    sane = torch.isfinite(best.values)
+    tokens = best.indices
+    # A row goes its own way whatever the others want, or seeds would not
+    # hold: the two ways turn a number into different tokens.
+    _draw(tokens, logits, args, args.plain, (None, None, None))
+    limits = (args.top_k, args.top_p, args.min_p)
+    _draw(tokens, logits, args, args.limited, limits)
+    return torch.where(sane, tokens, FAILED_TOKEN).to(torch.int32)
 
 
 def _draw(

@@ -8,6 +8,7 @@ import torch
 
 from minisgl.core import get_global_ctx
 from minisgl.distributed import get_tp_info
+from minisgl.kernel.fused import norm_rope, runs_triton
 from minisgl.layers.base import StateLessOP
 from minisgl.layers.norm import RMSNorm
 from minisgl.layers.rotary import get_rope
@@ -52,15 +53,36 @@ class AttentionLayer(StateLessOP):
     def forward(self, qkv: torch.Tensor) -> torch.Tensor:
         """[T, q + k + v] -> [T, q], this rank's, for the running batch."""
         batch = get_global_ctx().batch
+        q, k, v = self._rotated(qkv, batch.positions)
+        backend = get_global_ctx().attn_backend
+        out = backend.forward(q, k, v, self.layer_id, batch)
+        return out.flatten(1)
+
+    def _rotated(
+        self, qkv: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Heads of q, k and v, [T, heads, head_dim], as attention takes them."""
         q, k, v = qkv.split(self.qkv_sizes, dim=-1)
-        if self.q_norm is not None and self.k_norm is not None:
+        rotary, dim = self.rotary, self.head_dim
+        if self.q_norm is None or self.k_norm is None:
+            q, k = rotary.forward(positions, q, k)
+        elif runs_triton(qkv.device) and _whole(dim, rotary._rotary_dim):
+            weights = self.q_norm.weight, self.k_norm.weight
+            heads = q.shape[1] // dim, k.shape[1] // dim
+            q, k = norm_rope(
+                *(qkv, positions, rotary._cos_sin_cache, weights, heads),
+                self.q_norm.eps,
+            )
+        else:
             q = self.q_norm.forward(self._heads(q)).flatten(1)
             k = self.k_norm.forward(self._heads(k)).flatten(1)
-        q, k = self.rotary.forward(batch.positions, q, k)
-        backend = get_global_ctx().attn_backend
-        k, v = self._heads(k), self._heads(v)
-        out = backend.forward(self._heads(q), k, v, self.layer_id, batch)
-        return out.flatten(1)
+            q, k = rotary.forward(positions, q, k)
+        return self._heads(q), self._heads(k), self._heads(v)
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
         return x.reshape(len(x), -1, self.head_dim)
+
+
+def _whole(head_dim: int, rotary_dim: int) -> bool:
+    """Whether a head is rotated as a whole, and is a power of 2 long."""
+    return rotary_dim == head_dim and head_dim & (head_dim - 1) == 0

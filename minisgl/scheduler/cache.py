@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 
 from minisgl.core import Req
 from minisgl.kvcache import BaseCacheHandle, MatchResult, create_prefix_cache
 from minisgl.scheduler.utils import PendingReq
-from minisgl.utils import align_ceil, align_down, div_ceil
+from minisgl.utils import align_ceil, align_down
+from minisgl.utils.counters import Counters, Ints
 from minisgl.utils.device import to_device
 
 
@@ -67,14 +69,15 @@ class CacheManager:
         Raises:
             RuntimeError: too few pages are free; admission has to prevent it.
         """
-        wanted = []
-        for req in reqs:
-            held = div_ceil(req.cached_len, self.page_size)
-            needed = div_ceil(req.device_len, self.page_size) - held
-            wanted.append((req.table_idx, held * self.page_size, needed))
-        total = sum(needed for _, _, needed in wanted)
+        row, cached, length = Counters.of(reqs)
+        held = _pages(cached, self.page_size)
+        needed = _pages(length, self.page_size) - held
+        total = int(needed.sum())
         if total > 0:
             slots = self._page_to_token(self._allocate(total))
+            # Most rows of a decode batch have room in their last page.
+            some = np.flatnonzero(needed)
+            wanted = np.stack([row, held * self.page_size, needed], 1)[some]
             _write_page_table(self.page_table, slots, wanted, self.page_size)
 
     def cache_req(self, req: Req, *, finished: bool) -> None:
@@ -172,19 +175,21 @@ class CacheManager:
 def _write_page_table(
     page_table: torch.Tensor,
     allocated: torch.Tensor,
-    allocation_info: list[tuple[int, int, int]],
+    allocation_info: Ints,
     page_size: int,
 ) -> None:
     """Write slots to rows: allocation_info has (row, first column, pages)."""
-    rows, first, pages = torch.tensor(allocation_info).unbind(1)
+    rows, first, pages = allocation_info.T
     counts = pages * page_size
-    before = counts.cumsum(0) - counts
-    columns = torch.arange(len(allocated)) + (first - before).repeat_interleave(
-        counts
+    shift = first - (counts.cumsum() - counts)
+    columns = np.arange(len(allocated)) + shift.repeat(counts)
+    where = np.stack([rows.repeat(counts), columns])
+    row, column = to_device(
+        torch.from_numpy(where), torch.int64, page_table.device
     )
-    device = page_table.device
-    where = (
-        to_device(rows.repeat_interleave(counts), torch.int64, device),
-        to_device(columns, torch.int64, device),
-    )
-    page_table[where] = allocated
+    page_table[row, column] = allocated
+
+
+def _pages(tokens: Ints, page_size: int) -> Ints:
+    """Pages that so many tokens need, of each request."""
+    return (tokens + (page_size - 1)) // page_size

@@ -4,43 +4,36 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+import numpy as np
 import torch
 
 from minisgl.core import Batch
+from minisgl.utils.counters import Counters, Ints
 from minisgl.utils.device import to_device
 
 Indice2D: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 """Rows and columns, int64 [n] each, of the page table or the token pool."""
 
 
-def _make_input_tuple(batch: Batch, device: torch.device) -> Indice2D:
+def _make_input_tuple(counters: Counters) -> tuple[Ints, Ints]:
     """Where the tokens to compute are: from cached_len to device_len."""
-    reqs = batch.padded_reqs
-    lengths = torch.tensor([req.extend_len for req in reqs])
-    starts = torch.tensor([req.cached_len for req in reqs])
-    rows = torch.tensor([req.table_idx for req in reqs])
-    first = lengths.cumsum(0) - lengths
-    shift = (starts - first).repeat_interleave(lengths)
-    columns = torch.arange(len(shift)) + shift
-    rows = rows.repeat_interleave(lengths)
-    return (
-        to_device(rows, torch.int64, device),
-        to_device(columns, torch.int64, device),
-    )
+    lengths = counters.extend_len
+    first = lengths.cumsum() - lengths
+    shift = (counters.cached_len - first).repeat(lengths)
+    rows = counters.table_idx.repeat(lengths)
+    return rows, np.arange(len(shift)) + shift
 
 
-def _make_write_tuple(batch: Batch, device: torch.device) -> Indice2D:
+def _make_write_tuple(batch: Batch, counters: Counters) -> tuple[Ints, Ints]:
     """Where the sampled tokens go: right after what the request has.
 
     A request that will not decode after this step has no place for one; its
     token goes to the spare last column, which nobody reads.
     """
-    rows = [req.table_idx for req in batch.reqs]
-    columns = [req.device_len if req.can_decode else -1 for req in batch.reqs]
-    return (
-        to_device(rows, torch.int64, device),
-        to_device(columns, torch.int64, device),
-    )
+    size = batch.size
+    goes_on = np.array([req.can_decode for req in batch.reqs])
+    columns = np.where(goes_on, counters.device_len[:size], -1)
+    return counters.table_idx[:size], columns
 
 
 def make_inputs(
@@ -51,8 +44,14 @@ def make_inputs(
     The pages of the batch are allocated, its requests not yet moved on. What
     is padded has places to read from; its tokens go nowhere.
     """
-    device = page_table.device
-    input_tuple = _make_input_tuple(batch, device)
-    batch.positions = input_tuple[1]
-    batch.out_loc = page_table[input_tuple]
-    return input_tuple, _make_write_tuple(batch, device)
+    counters = Counters.of(batch.padded_reqs)
+    come = _make_input_tuple(counters)
+    go = _make_write_tuple(batch, counters)
+    # Four copies to the device would cost the host four times as much.
+    packed = torch.from_numpy(np.concatenate([*come, *go]))
+    sizes = [len(part) for part in (*come, *go)]
+    moved = to_device(packed, torch.int64, page_table.device)
+    rows, columns, to_rows, to_columns = moved.split(sizes)
+    batch.positions = columns
+    batch.out_loc = page_table[rows, columns]
+    return (rows, columns), (to_rows, to_columns)

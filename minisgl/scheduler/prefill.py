@@ -133,7 +133,9 @@ class PrefillManager:
 
     def schedule_next_batch(self, prefill_budget: int) -> Batch | None:
         """Prompt tokens up to the budget, or None: nothing fits, or not now."""
-        reqs = [] if self._yields_to_decode() else self._take(prefill_budget)
+        reqs: list[Req] = []
+        if self.pending_list and not self._yields_to_decode():
+            reqs = self._take(prefill_budget)
         if not reqs:
             self._in_a_row = 0
             return None
