@@ -24,7 +24,6 @@ import typer
 from rich.console import Console
 
 from minisgl.selfcheck.kernels import KERNELS
-from minisgl.selfcheck.models import KINDS, make_model
 from minisgl.selfcheck.report import (
     Result,
     Setting,
@@ -83,8 +82,7 @@ def main(
     models: Annotated[
         Path | None,
         typer.Option(
-            help=f"A folder with models {', '.join(KINDS)} in place of those "
-            "that are made."
+            help="Where to keep the models that are made, for another time."
         ),
     ] = None,
     only: Annotated[
@@ -103,10 +101,8 @@ def main(
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     transformers.utils.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as scratch:
-        folder = models or Path(scratch)
-        for kind in KINDS if models is None else ():
-            make_model(kind, folder / kind)
-        results = check(Setting(where, folder), only)
+        setting = Setting(where, models or Path(scratch))
+        results = check(setting, only)
     facts = about(where)
     print(", ".join(f"{key} {value}" for key, value in facts.items()))
     Console(width=120).print(make_table(results))

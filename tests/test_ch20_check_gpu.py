@@ -9,7 +9,12 @@ from typer.testing import CliRunner
 from minisgl import check_gpu
 from minisgl.selfcheck import engine, kernels, ranks, report, whole
 from minisgl.selfcheck.engine import compare, compare_runs
-from minisgl.selfcheck.models import KINDS, Reference, make_model
+from minisgl.selfcheck.models import (
+    KINDS,
+    Reference,
+    find_model,
+    make_model,
+)
 from minisgl.selfcheck.report import Setting, Skip, run_checks
 from tests.fakes import flashinfer
 from tests.fakes.install import stand_ins
@@ -308,6 +313,13 @@ def test_one_gpu_is_a_skip_of_two_ranks(monkeypatch):
     setting = Setting(torch.device("cuda"), None)
     with pytest.raises(Skip, match="1 GPU; two are needed"):
         whole.ranks(setting, "qwen3", torch.float32)
+
+
+def test_models_are_made_once(tmp_path, monkeypatch):
+    made = find_model("qwen2", tmp_path)
+    assert made == tmp_path / "qwen2"
+    monkeypatch.setattr("minisgl.selfcheck.models.make_model", None)
+    assert find_model("qwen2", tmp_path) == made
 
 
 def test_a_rank_that_dies_is_an_error_and_leaves_nobody(models, monkeypatch):

@@ -56,6 +56,14 @@ KINDS: dict[str, dict[str, Any]] = {
 """What each model's configuration adds; by its `model_type`."""
 
 
+def find_model(kind: str, models: Path) -> Path:
+    """The folder of that kind in `models`, made if it is not there."""
+    folder = models / kind
+    if not (folder / "config.json").is_file():
+        make_model(kind, folder)
+    return folder
+
+
 def make_model(kind: str, folder: Path) -> Path:
     """Write a seeded model of that kind, without a tokenizer, into `folder`."""
     changes = {"tie_word_embeddings": False, "dtype": "float32"}

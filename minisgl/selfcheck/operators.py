@@ -19,6 +19,12 @@ _FAR = 2e-2
 Operator = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
+def share_apart(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    """The largest difference as a share of a number, or of their usual size."""
+    size = wanted.abs() + wanted.std()
+    return float(((got - wanted).abs() / size).max())
+
+
 def _norm(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     norm = RMSNorm(_SIZE, 1e-6)
     norm.weight = y[0]
@@ -62,9 +68,7 @@ def check_operators(setting: Setting) -> str:
         x, y = torch.randn(shape, device=device).bfloat16()
         wanted = run(x.float(), y.float())
         got = run(x.clone(), y.clone()).float()
-        # Of a small number a share of the usual size.
-        size = wanted.abs() + wanted.std()
-        far = float(((got - wanted).abs() / size).max())
+        far = share_apart(got, wanted)
         assert far < _FAR, f"{name}: {far:.1%} apart"
         worst = max(worst, far)
     return f"{len(OPERATORS)} operators in bfloat16, at most {worst:.1%} apart"

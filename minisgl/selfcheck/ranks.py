@@ -14,7 +14,7 @@ from minisgl.scheduler.addresses import make_socket_dir, remove_socket_dir
 from minisgl.selfcheck.engine import answer
 from minisgl.selfcheck.models import Ids
 
-_SECONDS = 120.0
+_SECONDS = 240.0
 
 
 def _rank(
@@ -37,7 +37,8 @@ def answer_by_ranks(
     make_socket_dir(config)
     workers = []
     for rank in range(size):
-        own = replace(config, tp_info=DistributedInfo(rank, size))
+        info = DistributedInfo(rank, size)
+        own = replace(config, tp_info=info, distributed_timeout=_SECONDS)
         worker = start.Process(target=_rank, args=(own, prompts, results))
         worker.start()
         workers.append(worker)

@@ -23,7 +23,7 @@ class Skip(Exception):
 
 @dataclass(frozen=True)
 class Setting:
-    """Where to check: a device, and a folder with the models by their kind."""
+    """Where to check: a device, and a folder that models are made in."""
 
     device: torch.device
     models: Path

@@ -22,6 +22,7 @@ from minisgl.selfcheck.models import (
     KINDS,
     Ids,
     Reference,
+    find_model,
     transformers_answers,
 )
 from minisgl.selfcheck.ranks import answer_by_ranks
@@ -32,13 +33,15 @@ from minisgl.selfcheck.report import Check, Setting, Skip
 def _reference(
     setting: Setting, kind: str, dtype: torch.dtype
 ) -> list[Reference]:
+    folder = find_model(kind, setting.models)
     return transformers_answers(
-        setting.models / kind, make_prompts(), TOKENS, setting.device, dtype
+        folder, make_prompts(), TOKENS, setting.device, dtype
     )
 
 
 def _run(setting: Setting, kind: str, **settings: Any) -> list[Ids]:
-    config = make_config(setting.models / kind, setting.device, **settings)
+    folder = find_model(kind, setting.models)
+    config = make_config(folder, setting.device, **settings)
     return answer(config, make_prompts())
 
 
@@ -107,8 +110,9 @@ def ranks(
     count = torch.cuda.device_count()
     if setting.device.type == "cuda" and count < 2:
         raise Skip(f"{count} GPU; two are needed")
-    folder, usual = setting.models / kind, {"dtype": _name(dtype)}
-    config = make_config(folder, setting.device, **usual | settings)
+    folder = find_model(kind, setting.models)
+    usual = {"dtype": _name(dtype)} | settings
+    config = make_config(folder, setting.device, **usual)
     answers = answer_by_ranks(config, 2, make_prompts())
     assert answers[0] == answers[1], "the ranks' tokens differ"
     reference = _reference(setting, kind, dtype)
