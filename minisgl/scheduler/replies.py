@@ -109,7 +109,7 @@ def _numbers(scheduler: Scheduler) -> dict[str, int]:
     queue = scheduler.prefill_manager.pending_list
     cached = pages.prefix_cache.size_info.total_size
     return {
-        "running": len(rows.page_table) - rows.available_size,
+        "running": scheduler.config.max_running_req - rows.available_size,
         "waiting": sum(pending.chunked_req is None for pending in queue),
         "free_pages": len(pages.free_pages),
         "cached_pages": cached // pages.page_size,
