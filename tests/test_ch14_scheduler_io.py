@@ -224,7 +224,7 @@ def test_what_is_no_message_is_left_out_and_the_next_one_works(server):
 
 def test_a_request_that_can_never_run_is_refused(server):
     server.submit(0, [])
-    server.submit(1, PROMPTS[0], 10_000)
+    server.submit(1, [3] * 10_000)
     server.submit(2, [3, 10**6])
     server.collect(0, 1, 2)
     assert all(m.finish_reason in REFUSED for m in server.ended.values())
