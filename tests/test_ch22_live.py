@@ -1,12 +1,13 @@
 """Metrics and request log of a real server, and answers that stay the same."""
 
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from minisgl.utils import load_tokenizer
-from tests.live import Live, wait_until
+from tests.live import Live
 from tests.parity import model_under_test, prompts, reference
 from tests.samples import BETWEEN_COUNT, FIRST_COUNT, ends, read
 
@@ -30,8 +31,17 @@ def scrape(live) -> dict[str, float]:
 
 
 def idle_again(live) -> None:
-    running = "minisgl_requests_running"
-    wait_until(lambda: scrape(live)[running] == 0, 5, "an idle engine")
+    name = "minisgl_requests_running"
+    until = time.monotonic() + 5
+    while scrape(live)[name]:
+        assert time.monotonic() < until, live.said
+        time.sleep(0.02)
+
+
+def complete(live, **body) -> dict:
+    status, made = live.post("/v1/completions", body | GREEDY)
+    assert status == 200, live.said
+    return made
 
 
 def logged(live) -> list[dict]:
@@ -44,9 +54,7 @@ def test_answers_are_those_of_transformers_while_somebody_scrapes(live):
     tokenizer, asked = load_tokenizer(str(FOLDER)), prompts(FOLDER)
 
     def ask(ids: list[int]) -> str:
-        body = {"prompt": ids, "max_tokens": 24} | GREEDY
-        status, made = live.post("/v1/completions", body)
-        assert status == 200, made
+        made = complete(live, prompt=ids, max_tokens=24)
         scrape(live)
         return made["choices"][0]["text"]
 
@@ -67,9 +75,10 @@ def test_answers_are_those_of_transformers_while_somebody_scrapes(live):
 
 
 def test_the_log_says_what_the_client_is_told(live):
-    body = {"prompt": [7, 8, 9] * 20, "max_tokens": 5} | GREEDY
-    before = len(logged(live))
-    used = [live.post("/v1/completions", body)[1]["usage"] for _ in range(2)]
+    before, prompt = len(logged(live)), [7, 8, 9] * 20
+    used = [
+        complete(live, prompt=prompt, max_tokens=5)["usage"] for _ in range(2)
+    ]
     found = logged(live)[before:]
     for one, usage in zip(found, used, strict=True):
         assert one["prompt_tokens"] == usage["prompt_tokens"] == 60
@@ -106,6 +115,6 @@ def test_pages_and_requests_are_the_schedulers(live):
 def test_without_the_option_nothing_is_printed(tmp_path):
     with Live(tmp_path, FOLDER) as server:
         server.wait_ready()
-        status, _ = server.post("/v1/completions", {"prompt": "Hi"} | GREEDY)
-        assert status == 200 and logged(server) == []
+        complete(server, prompt="Hi")
+        assert logged(server) == []
         assert ends(scrape(server)) == {"length": 1}

@@ -27,8 +27,9 @@ SHOWN += ("first_token_seconds_count", 'le="60"', 'state="used"')
 
 def main(model: str = "qwen3-tiny") -> None:
     """Three answers, one of which nobody waits for; then look at the numbers."""
-    command = [sys.executable, "-m", "minisgl", "--model"]
-    command += [str(model_path(model)), *OPTIONS]
+    price = measured(seconds_a_token() * 1e6, "us")
+    command = [sys.executable, "-m", "minisgl", *OPTIONS, "--model"]
+    command.append(str(model_path(model)))
     server = subprocess.Popen(command, cwd=ROOT, stdout=-1, text=True)
     ready = next(line for line in server.stdout if line.startswith("curl"))
     url = ready.split()[1].removesuffix("/chat/completions")
@@ -39,10 +40,9 @@ def main(model: str = "qwen3-tiny") -> None:
         asked |= {"prompt": [1, 2, 3], "max_tokens": 3000, "stream": True}
         with client.completions.create(**asked, **GREEDY) as stream:
             next(iter(stream))  # and no more
-    text, place = "", f"{url.removesuffix('/v1')}/metrics"
-    while "_running 0" not in text:
-        sleep(0.05)
-        text = urlopen(place).read().decode()
+    place = f"{url.removesuffix('/v1')}/metrics"
+    while "_running 0" not in (text := urlopen(place).read().decode()):
+        sleep(0.05)  # an abort takes a moment
     for line in text.splitlines():
         if line.startswith("minisgl_") and any(word in line for word in SHOWN):
             print(line)
@@ -53,7 +53,7 @@ def main(model: str = "qwen3-tiny") -> None:
         cached = f"{one['cached_tokens']} of {one['prompt_tokens']} cached"
         first = measured(one["ttft"] * 1e3, "ms")
         print(f"{one['id']}: {cached}, first {first}, {one['finish_reason']}")
-    print("\nto count a token:", measured(seconds_a_token() * 1e6, "us"))
+    print("\nto count a token:", price)
 
 
 if __name__ == "__main__":
