@@ -403,7 +403,8 @@ def test_the_context_is_the_models_or_a_shorter_one(override, expected):
     assert config.max_seq_len == expected
     engine = load(folder, 16, max_seq_len_override=override)
     rows, length = engine.page_table.shape
-    assert rows == 8 and length == align_ceil(expected + 1, 16)
+    # From ch18 on the dummy request has a row of its own.
+    assert rows in (8, 9) and length == align_ceil(expected + 1, 16)
 
 
 def test_a_request_may_fill_the_context_but_not_pass_it():
@@ -432,6 +433,7 @@ def pages_for(monkeypatch, free, **changes):
     return Engine(config_of(model_path("qwen3-tiny"), **given))
 
 
+@pytest.mark.until("ch18", "then the dummy request has one page more")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_weights_and_pool_fill_the_share_of_the_memory(monkeypatch, dtype):
     engine = pages_for(monkeypatch, 40_000_000, dtype=dtype)
@@ -442,6 +444,7 @@ def test_weights_and_pool_fill_the_share_of_the_memory(monkeypatch, dtype):
     assert 20_000_000 - page < used <= 20_000_000
 
 
+@pytest.mark.until("ch18", "then the dummy request has one page more")
 def test_one_page_is_enough_and_less_is_an_error(monkeypatch):
     engine = load(model_path("qwen3-tiny"))
     weights = sum(w.nbytes for w in engine.model.state_dict().values())

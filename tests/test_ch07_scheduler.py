@@ -626,7 +626,8 @@ import torch
 before = torch.get_num_threads()
 import minisgl
 for module in pkgutil.walk_packages(minisgl.__path__, "minisgl."):
-    importlib.import_module(module.name)
+    if ".triton." not in module.name:  # kernels written in it
+        importlib.import_module(module.name)
 from tests.driver import Driver
 driver = Driver({folder!r}, device="auto")
 driver.submit(0, {ids!r}, 4)
