@@ -144,7 +144,7 @@ class FakeEngine(threading.Thread):
         self.log.append(("reply", uid))
         self.push.put(BatchFrontendMsg([reply]))
 
-    def waits(self, what: Any, timeout: float = 2.0) -> bool:
+    def waits(self, what: Any, timeout: float = 10.0) -> bool:
         """Whether `what()` comes true in time."""
         until = time.monotonic() + timeout
         while not what():
