@@ -205,7 +205,7 @@ def test_sigterm_tells_clients_and_leaves_nothing(fleet):
     with server.stream() as stream:
         server.signal(signal.SIGTERM)
         assert_ends_in_error(stream)
-    assert server.wait_end(10) == 0
+    assert server.wait_end(20) == 0
     assert server.err.read_text().count("\n") == 1, server.said  # the threads
     assert is_free(server.port)
 
@@ -241,7 +241,7 @@ def test_c23_a_killed_child_ends_the_server(fleet, name):
     with server.stream() as stream:
         os.kill(victim or tokenizers_of(server)[0], signal.SIGKILL)
         assert_ends_in_error(stream)
-    assert server.wait_end(10) == 1
+    assert server.wait_end(20) == 1
     [line] = server.errors
     assert name in line and "SIGKILL" in line
     assert is_free(server.port)
@@ -253,7 +253,7 @@ def test_sigterm_to_all_processes_is_no_failure(fleet):
     with server.stream() as stream:
         os.killpg(server.process.pid, signal.SIGTERM)
         assert_ends_in_error(stream)
-    assert server.wait_end(10) == 0
+    assert server.wait_end(20) == 0
     assert "Traceback" not in server.said and server.errors == []
 
 

@@ -137,8 +137,7 @@ class FlashInferBackend(BaseAttnBackend):
         """The same for a recorded batch of `size` requests.
 
         From about 64 on, the kernel for prefill keeps more of the memory busy
-        with 2 queries a kv head, too: 93% of the copy bandwidth in place of
-        82% for 256 requests on an H200.
+        with 2 queries a kv head, too; tools/bench_levers.py says by how much.
         """
         enough = size >= 64 and self._qo_heads // self._kv_heads >= 2
         return self.use_tensor_cores or enough
