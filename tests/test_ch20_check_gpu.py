@@ -322,9 +322,8 @@ def test_models_are_made_once(tmp_path, monkeypatch):
     assert find_model("qwen2", tmp_path) == made
 
 
-def test_a_rank_that_dies_is_an_error_and_leaves_nobody(models, monkeypatch):
+def test_a_rank_that_dies_is_an_error_and_leaves_nobody(models):
     config = engine.make_config(models / "missing", CPU)
-    monkeypatch.setattr(ranks, "_SECONDS", 60.0)
     with pytest.raises(RuntimeError, match="a rank ended with 1"):
         ranks.answer_by_ranks(config, 2, [[1, 2, 3]])
     assert not config.socket_dir.exists()
