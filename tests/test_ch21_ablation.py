@@ -69,14 +69,14 @@ def test_what_is_off_is_off(tiny, whole):
 
 
 def test_the_parts_are_those_of_the_book():
-    assert [part.name for part in PARTS] == [
-        "radix cache",
-        "chunked prefill",
-        "overlap",
-        "CUDA graph",
-        "GPU attention",
-        "pages of several tokens",
-    ]
+    assert {part.name: part.off for part in PARTS} == {
+        "radix cache": {"cache_type": "naive"},
+        "chunked prefill": {"max_extend_tokens": 2**30},
+        "overlap": {"overlap": False},
+        "CUDA graph": {"cuda_graph_max_bs": 0},
+        "GPU attention": {"attention_backend": "torch"},
+        "pages of several tokens": {"page_size": 1},
+    }
     assert {p.name for p in PARTS} - {p.name for p in HERE} == {
         "CUDA graph",
         "GPU attention",

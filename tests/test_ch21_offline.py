@@ -21,7 +21,13 @@ from minisgl.benchmark.subject import (
     open_subject,
     parse_settings,
 )
-from minisgl.benchmark.workload import QUEUES, WORKLOADS, Request, Workload
+from minisgl.benchmark.workload import (
+    QUEUES,
+    UNTIMED,
+    WORKLOADS,
+    Request,
+    Workload,
+)
 from minisgl.models import ModelConfig, create_model
 from minisgl.tokenizer.text import load_light_tokenizer
 from minisgl.utils import load_tokenizer
@@ -59,6 +65,10 @@ def test_rounds_have_the_same_lengths_and_other_ids():
     assert lengths[0] == lengths[1] == lengths[2]
     assert rounds[0][0].prompt != rounds[1][0].prompt != rounds[2][0].prompt
     assert UNEVEN.draw(500, 1) == rounds[1]
+    untimed = UNEVEN.draw(500, UNTIMED)
+    for drawn in rounds:
+        pairs = zip(untimed, drawn, strict=True)
+        assert all(one.prompt != other.prompt for one, other in pairs)
     assert all(max(r.prompt) < 500 for drawn in rounds for r in drawn)
     assert any(
         max(r.prompt) == 499 for n in range(99) for r in UNEVEN.draw(500, n)
@@ -77,7 +87,11 @@ def test_prompts_share_a_beginning_and_every_eighth_is_long():
             for r, p in zip(drawn, plain, strict=True)
         ]
         assert more == ([7] * 7 + [37]) * 2
-    assert QUEUES.keys() == WORKLOADS.keys()
+    assert {
+        "gpu": Workload(256, 100, 1024, 512, 8192, 0.0),
+        "cpu": Workload(32, 16, 64, 128, 512, 0.0),
+    } == QUEUES
+    assert WORKLOADS["cpu"] == Workload(64, 16, 256, 0, 0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -129,6 +143,18 @@ def test_a_shape_has_the_parameters_of_its_model(name):
     with torch.device("meta"):
         state = create_model(ModelConfig.from_hf(config)).state_dict()
     assert sum(w.numel() for w in state.values()) == PARAMETERS[name]
+
+
+def test_a_shape_has_the_context_and_numbers_of_its_model():
+    for name, base in (("qwen3-0.6b", 1e6), ("smollm2-135m", 1e5)):
+        shape = dict(SHAPES[name])
+        config = AutoConfig.for_model(shape.pop("model_type"), **shape)
+        found = ModelConfig.from_hf(config)
+        longest = 40960 if name == "qwen3-0.6b" else 8192
+        assert found.rotary_config.max_position == longest
+        assert found.rotary_config.base == base
+        assert found.rms_norm_eps == 1e-6 and found.hidden_act == "silu"
+        assert found.tie_word_embeddings and shape["dtype"] == "bfloat16"
 
 
 def test_an_unknown_shape_or_none_or_both():
@@ -350,6 +376,14 @@ def test_the_command_writes_what_it_found(tmp_path):
     assert found["setup"]["temperature"] == 0.6
     assert found["setup"]["num_page_override"] == 512
     assert "| ours |" in paths[1].read_text()
+
+
+def test_help_names_the_commands_and_nothing_else():
+    done = CliRunner().invoke(app, ["--help"])
+    assert all(
+        name in done.output for name in ("offline", "ablation", "online")
+    )
+    assert "completion" not in done.output
 
 
 @pytest.mark.parametrize(

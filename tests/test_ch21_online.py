@@ -1,6 +1,7 @@
 """Clients with a clock: arrivals, traces, waits, and a server that is real."""
 
 import asyncio
+import io
 import json
 import time
 from collections.abc import AsyncIterator
@@ -35,9 +36,11 @@ from minisgl.benchmark.online import (
     Target,
     add_row,
     arrivals,
+    measure_online,
     new_report,
     run_online,
 )
+from minisgl.benchmark.report import Report
 from minisgl.benchmark.traces import text_of
 from minisgl.benchmark.workload import Workload
 from minisgl.utils import load_tokenizer
@@ -412,6 +415,41 @@ def test_no_more_users_than_wanted(users):
     assert {r.message for r in results} == wanted
     assert len(results) == WORK.requests
     assert "ignore_eos" not in server.bodies[0]
+
+
+def test_no_run_has_prompts_of_another_one():
+    server, said = FakeServer(), []
+    plan = Plan([Rate.parse("inf"), Rate.parse("200%")], [2, 3])
+
+    async def run() -> Report:
+        async with server.client() as client:
+            return await measure_online(client, WORK, plan, None, said.append)
+
+    report = asyncio.run(run())
+    assert [row["load"].split()[-1] for row in report.rows] == [
+        "once",
+        "(200%)",
+        "users",
+        "users",
+    ]
+    assert report.setup["model"] == "fake" and len(said) == 4
+    prompts = [body["messages"][0]["content"] for body in server.bodies]
+    assert len(prompts) == len(set(prompts)) == 4 + 4 * WORK.requests
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_how_far_it_is_is_drawn_on_stderr(monkeypatch, wanted):
+    shown = Terminal()
+    monkeypatch.setattr("sys.stderr", shown)
+    mine = target(FakeServer())
+    mine.pbar = wanted
+    asyncio.run(mine.replay(mine.messages(1)[:2]))
+    assert ("Answers" in shown.getvalue()) is wanted
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from typing import Any
 from minisgl.benchmark.peers import PEERS
 from minisgl.benchmark.report import Report, Value, machine
 from minisgl.benchmark.subject import WARM_UP, Run, Subject
-from minisgl.benchmark.workload import Request, Workload
+from minisgl.benchmark.workload import UNTIMED, Request, Workload
 
 Way = Callable[[Sequence[Request]], Run]
 Say = Callable[[str], None]
@@ -115,7 +115,7 @@ def measure_offline(
         contest = Contest(ways, say)
         vocab = llm.engine.sampler.vocab_size
         few = replace(work, requests=min(WARM_UP, work.requests))
-        contest.warm_up(few.draw(vocab, -1))
+        contest.warm_up(few.draw(vocab, UNTIMED))
         for number in range(rounds):
             contest.play(work.draw(vocab, number))
     setup = machine(subject.torch_device) | {

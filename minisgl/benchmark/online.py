@@ -29,7 +29,7 @@ from minisgl.benchmark.traces import (
     scale_traces,
     text_of,
 )
-from minisgl.benchmark.workload import Workload
+from minisgl.benchmark.workload import UNTIMED, Workload
 from minisgl.utils import load_tokenizer
 
 PERCENTILES = (50, 90, 99)
@@ -191,33 +191,39 @@ def run_online(
             asked for before there was a run with all at once.
     """
     loaded = load_tokenizer(tokenizer) if tokenizer else None
+
+    async def run() -> Report:
+        # What is sent again would have waited for twice as long.
+        async with OpenAI(
+            base_url=url, api_key=api_key, max_retries=0
+        ) as client:
+            return await measure_online(client, work, plan, loaded, say)
+
     try:
-        return asyncio.run(_run(url, api_key, work, plan, loaded, say))
+        return asyncio.run(run())
     except OpenAIError as error:
         raise ValueError(f"{url}: {error}") from None
 
 
-async def _run(
-    url: str,
-    api_key: str,
-    work: Workload,
-    plan: Plan,
-    tokenizer: Any,
-    say: Say,
+async def measure_online(
+    client: OpenAI, work: Workload, plan: Plan, tokenizer: Any, say: Say
 ) -> Report:
-    # A request that is sent again would have waited for twice as long.
-    async with OpenAI(base_url=url, api_key=api_key, max_retries=0) as client:
-        model = await get_model_name(client)
-        target = Target(client, model, work, tokenizer)
-        await target.replay(target.messages(-1)[:WARM_UP])
-        report = new_report(url, model=model, requests=work.requests)
-        await _run_rates(target, plan.rates, report, say)
-        for number, users in enumerate(plan.users, 1 + len(plan.rates)):
-            results = await target.concurrent(target.messages(number), users)
-            add_row(report, f"{users} users", results, say)
-        if plan.trace is not None:
-            results = await target.replay(plan.traffic(target))
-            add_row(report, plan.trace.name, results, say)
+    """The same with a client; no run has prompts of another one."""
+    model = await get_model_name(client)
+    target = Target(client, model, work, tokenizer)
+    await target.replay(target.messages(UNTIMED)[:WARM_UP])
+    report = new_report(
+        f"{work.requests} requests of {work.shortest} to {work.longest} tokens",
+        server=str(client.base_url),
+        model=model,
+    )
+    await _run_rates(target, plan.rates, report, say)
+    for number, users in enumerate(plan.users, 1 + len(plan.rates)):
+        results = await target.concurrent(target.messages(number), users)
+        add_row(report, f"{users} users", results, say)
+    if plan.trace is not None:
+        results = await target.replay(plan.traffic(target))
+        add_row(report, plan.trace.name, results, say)
     return report
 
 

@@ -25,19 +25,27 @@ _COMMON = {
 }
 
 
-def _shape(kind: str, *sizes: int, **more: Any) -> dict[str, Any]:
-    """A config.json; sizes are layers, width, MLP, heads, kv heads, vocabulary."""
-    names = (
-        "num_hidden_layers",
-        "hidden_size",
-        "intermediate_size",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "vocab_size",
-    )
-    architecture = {"architectures": [f"{kind}ForCausalLM"]}
-    numbers = dict(zip(names, sizes, strict=True))
-    return _COMMON | architecture | numbers | more
+def _shape(
+    kind: str,
+    layers: int,
+    width: int,
+    mlp: int,
+    heads: int,
+    kv_heads: int,
+    vocabulary: int,
+    **more: Any,
+) -> dict[str, Any]:
+    """A config.json."""
+    sizes = {
+        "architectures": [f"{kind}ForCausalLM"],
+        "num_hidden_layers": layers,
+        "hidden_size": width,
+        "intermediate_size": mlp,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "vocab_size": vocabulary,
+    }
+    return _COMMON | sizes | more
 
 
 SHAPES = {

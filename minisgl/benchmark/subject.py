@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from minisgl.benchmark.shapes import shape_folder
-from minisgl.benchmark.workload import Request, Workload
+from minisgl.benchmark.workload import UNTIMED, Request, Workload
 from minisgl.core import Context, SamplingParams, set_global_ctx
 from minisgl.llm import LLM
 from minisgl.message import DetokenizeMsg
@@ -91,7 +91,8 @@ class TimedLLM(LLM):
     def warm_up(self, work: Workload) -> None:
         """Let it do what it does once only: compile, record, allocate."""
         few = replace(work, requests=min(WARM_UP, work.requests))
-        self.run(few.draw(self.engine.sampler.vocab_size, -1), work.temperature)
+        vocab = self.engine.sampler.vocab_size
+        self.run(few.draw(vocab, UNTIMED), work.temperature)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,9 @@ from random import Random
 LARGEST_ID = 10_000
 """Prompts use ids up to this one, or fewer if the vocabulary is smaller."""
 EIGHTH = 8
+UNTIMED = 10**6
+"""The round of requests that only warm up. No timed one comes so far, and a
+negative number would not do: its sign is no part of a seed."""
 
 
 @dataclass(frozen=True)
