@@ -446,6 +446,7 @@ class Terminal(io.StringIO):
 def test_how_far_it_is_is_drawn_on_stderr(monkeypatch, wanted):
     shown = Terminal()
     monkeypatch.setattr("sys.stderr", shown)
+    monkeypatch.setenv("TERM", "xterm")
     mine = target(FakeServer())
     mine.pbar = wanted
     asyncio.run(mine.replay(mine.messages(1)[:2]))
