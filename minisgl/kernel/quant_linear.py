@@ -8,6 +8,7 @@ groups of `group_size` numbers, and the last may be short.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -46,6 +47,18 @@ def _load_module(weight: torch.dtype, x: torch.dtype) -> Library | None:
     )
 
 
+@cache
+def _kernel_for(
+    device: str, x: torch.dtype, weight: torch.dtype, width: int, group: int
+) -> Callable[..., int] | None:
+    """The kernel for rows of that width, if there is one."""
+    whole = width % _BLOCK == 0 and group % _BLOCK == 0
+    if device != "cpu" or x not in _NUMBERS or not whole:
+        return None
+    module = _load_module(weight, x)
+    return None if module is None else module.quant_linear
+
+
 def pack_int4(values: torch.Tensor) -> torch.Tensor:
     """int8 [out, in] of -8 to 7, in % 32 == 0 -> uint8 [out, in / 2].
 
@@ -53,14 +66,16 @@ def pack_int4(values: torch.Tensor) -> torch.Tensor:
     high ones, each 8 more than it is.
     """
     low, high = (values + 8).to(torch.uint8).unflatten(1, (-1, 2, 16)).unbind(2)
-    return (low | high << 4).flatten(1).contiguous()
+    packed: torch.Tensor = (low | high << 4).flatten(1)
+    return packed.contiguous()
 
 
 def unpack_int4(packed: torch.Tensor) -> torch.Tensor:
     """The inverse of `pack_int4`."""
     bytes_ = packed.unflatten(1, (-1, 16))
     halves = torch.stack([bytes_ & 15, bytes_ >> 4], dim=2)
-    return halves.flatten(1).to(torch.int8) - 8
+    values: torch.Tensor = halves.flatten(1).to(torch.int8) - 8
+    return values
 
 
 def dequantize(
@@ -87,22 +102,17 @@ def quant_linear(
     weight, scale, group_size: see the top of this file.
     """
     rows, width = x.shape
-    module = None
-    if _takes(x, group_size):
-        module = _load_module(weight.dtype, x.dtype)
-    if module is None:
+    kernel = None
+    if rows <= _MOST_ROWS:
+        kernel = _kernel_for(
+            x.device.type, x.dtype, weight.dtype, width, group_size
+        )
+    if kernel is None:
         return quant_linear_torch(x, weight, scale, group_size)
-    x, out = x.contiguous(), x.new_empty(rows, len(weight))
-    module.quant_linear(
+    x, outs = x.contiguous(), len(weight)
+    out = x.new_empty(rows, outs)
+    kernel(
         *(x.data_ptr(), weight.data_ptr(), scale.data_ptr(), out.data_ptr()),
-        *(rows, len(weight), width, group_size, scale.shape[1]),
+        *(rows, outs, width, group_size, scale.shape[1]),
     )
     return out
-
-
-def _takes(x: torch.Tensor, group_size: int) -> bool:
-    """Whether the kernel computes this, and does so sooner."""
-    if x.device.type != "cpu" or x.dtype not in _NUMBERS:
-        return False
-    whole = x.shape[1] % _BLOCK == 0 and group_size % _BLOCK == 0
-    return whole and len(x) <= _MOST_ROWS

@@ -50,9 +50,7 @@ class MHAKVCache(BaseKVCachePool):
         layer_id: int,
     ) -> None:
         keys, values = self._slots[:, layer_id]
-        store_cache(
-            keys, values, out_loc, self._narrowed(k), self._narrowed(v)
-        )
+        store_cache(keys, values, out_loc, self._narrowed(k), self._narrowed(v))
 
     def _narrowed(self, x: torch.Tensor) -> torch.Tensor:
         """x in the dtype of the pool."""

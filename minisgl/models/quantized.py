@@ -75,7 +75,7 @@ class QuantizedFiles(WeightFiles):
         found = self._inner.read(self._stored[name])
         if name.endswith(".weight_scale"):
             weight = name.removesuffix("_scale")
-            return _widen(found, self.shape(weight), self._config)
+            return self._widen(weight, found)
         if self._stored[name].endswith(_PACKED):
             bits = 4 if self._config.format == "int4" else 8
             return _unpack(found, self.shape(name)[1], bits)
@@ -98,24 +98,19 @@ class QuantizedFiles(WeightFiles):
             return self._inner.read_part(name, dim, start, stop)
         return self.read(name).narrow(dim, start, stop - start)
 
-
-def _widen(
-    scale: torch.Tensor, shape: list[int], config: QuantConfig
-) -> torch.Tensor:
-    """A stored scale, of any strategy -> float32 [out, groups].
-
-    shape: of the weight, [out, in].
-    """
-    rows, columns = shape
-    groups = div_ceil(columns, config.group_size or columns)
-    blocks = div_ceil(rows, config.group_rows or rows)
-    if scale.numel() != blocks * groups:
-        raise ValueError(
-            f"a weight of {shape} needs {blocks} x {groups} scales, and the "
-            f"checkpoint has {list(scale.shape)}"
-        )
-    each = scale.float().view(blocks, groups)
-    return each.repeat_interleave(config.group_rows or rows, 0)[:rows]
+    def _widen(self, name: str, scale: torch.Tensor) -> torch.Tensor:
+        """The stored scale of a weight, of any strategy -> [out, groups]."""
+        rows, columns = self.shape(name)
+        together = self._config.group_rows or rows
+        blocks = div_ceil(rows, together)
+        groups = div_ceil(columns, self._config.group_size or columns)
+        if scale.numel() != blocks * groups:
+            raise ValueError(
+                f"weight {name!r} of {[rows, columns]} needs {blocks} x "
+                f"{groups} scales, and the checkpoint has {list(scale.shape)}"
+            )
+        each = scale.float().view(blocks, groups)
+        return each.repeat_interleave(together, 0)[:rows]
 
 
 def _unpack(packed: torch.Tensor, columns: int, bits: int) -> torch.Tensor:

@@ -70,9 +70,7 @@ def _stacked(whole: str, experts: int) -> tuple[str, ...]:
     )
 
 
-def _get_merge_info(
-    key: str, experts: int = 0
-) -> tuple[str, tuple[str, ...]]:
+def _get_merge_info(key: str, experts: int = 0) -> tuple[str, tuple[str, ...]]:
     """The model's name for a stored name, and all parts it is made of.
 
     experts: how many a layer has.

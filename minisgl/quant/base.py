@@ -60,9 +60,7 @@ class QuantMethod(LinearMethod):
     def multiply(
         self, op: _LinearTPImpl, x: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        rows = x.reshape(-1, x.shape[-1])
-        out = self._product(rows, op.weight, op.weight_scale)
-        out = out.view(*x.shape[:-1], -1)
+        out = self._product(x, op.weight, op.weight_scale)
         return out if bias is None else out + bias
 
     def _product(

@@ -58,7 +58,7 @@ def _read_compressed(raw: Mapping[str, Any]) -> QuantConfig:
 
 def _format(weights: Mapping[str, Any]) -> str:
     known = {("float", 8): "fp8", ("int", 8): "int8", ("int", 4): "int4"}
-    kind, bits = weights.get("type"), weights.get("num_bits")
+    kind, bits = str(weights.get("type")), int(weights.get("num_bits", 0))
     found = known.get((kind, bits))
     if found is None:
         raise ValueError(

@@ -26,7 +26,6 @@ using Bytes = int8_t __attribute__((vector_size(kLanes)));
 constexpr int64_t kAhead = 2048;
 
 inline Bytes fetch(const int8_t* from) {
-  __builtin_prefetch(from + kAhead);
   Bytes found;
   std::memcpy(&found, from, sizeof found);
   return found;
@@ -47,11 +46,14 @@ inline Floats floats(Words words) {
   return __builtin_convertvector(words, Floats);
 }
 
-// Formats. kParts registers are decoded at once, from kBytes bytes.
+// Formats. 32 numbers are decoded at once: kParts registers, from kBytes bytes.
 struct Int8 {
-  static constexpr int kParts = 1, kBytes = kLanes;
+  static constexpr int kParts = 32 / kLanes, kBytes = 32;
   static void decode(const int8_t* from, Floats* to) {
-    to[0] = floats(widen(fetch(from)));
+#pragma GCC unroll 4
+    for (int h = 0; h < kParts; ++h) {
+      to[h] = floats(widen(fetch(from + h * kLanes)));
+    }
   }
 };
 
@@ -59,11 +61,14 @@ struct Int8 {
 // them, the exponent is too small by 127 - 7, whether the number is normal or
 // not. A NaN would not remain one, but no weight is.
 struct E4M3 {
-  static constexpr int kParts = 1, kBytes = kLanes;
+  static constexpr int kParts = 32 / kLanes, kBytes = 32;
   static void decode(const int8_t* from, Floats* to) {
-    const Words bits = widen(fetch(from));
-    const Words moved = (bits & INT32_MIN) | ((bits & 0x7f) << 20);
-    to[0] = (Floats)moved * 0x1p120f;
+#pragma GCC unroll 4
+    for (int h = 0; h < kParts; ++h) {
+      const Words bits = widen(fetch(from + h * kLanes));
+      const Words moved = (bits & INT32_MIN) | ((bits & 0x7f) << 20);
+      to[h] = (Floats)moved * 0x1p120f;
+    }
   }
 };
 
@@ -71,12 +76,21 @@ struct E4M3 {
 // first, then their high ones.
 struct Int4 {
   static constexpr int kParts = 32 / kLanes, kBytes = 16;
+  // Of each byte the lower half.
+  static Floats number(Bytes halves) {
+#ifdef __AVX512F__  // There are as many numbers as lanes: looked up at once.
+    const Floats all = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
+    return (Floats)_mm512_permutexvar_ps((__m512i)widen(halves), (__m512)all);
+#else
+    return floats(widen((halves & 15) - 8));
+#endif
+  }
   static void decode(const int8_t* from, Floats* to) {
 #pragma GCC unroll 4
     for (int h = 0; h < kParts / 2; ++h) {
       const Bytes both = fetch(from + h * kLanes);
-      to[h] = floats(widen((both & 15) - 8));
-      to[h + kParts / 2] = floats(widen(((both >> 4) & 15) - 8));
+      to[h] = number(both);
+      to[h + kParts / 2] = number(both >> 4);
     }
   }
 };
@@ -103,10 +117,15 @@ struct BFloat16 {
   }
 };
 
+// By halves: one addition need not wait for each of the others.
 inline float total(Floats lanes) {
-  float sum = 0;
-  for (int i = 0; i < kLanes; ++i) sum += lanes[i];
-  return sum;
+  float sums[kLanes];
+  std::memcpy(sums, &lanes, sizeof sums);
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+#pragma GCC unroll 8
+    for (int i = 0; i < half; ++i) sums[i] += sums[i + half];
+  }
+  return sums[0];
 }
 
 // What all threads read; `width` and `group` are multiples of a chunk.
@@ -121,7 +140,7 @@ struct Problem {
 // one addition must wait for the one before.
 template <typename Format, int kRows, int kOuts>
 void tile(const Problem& p, int64_t row, int64_t out, float* sums) {
-  constexpr int kChunk = Format::kParts * kLanes;
+  constexpr int kChunk = 32;
   const int64_t bytes = p.width / kChunk * Format::kBytes;
   Floats all[kRows][kOuts] = {};
   for (int64_t g = 0; g < p.groups; ++g) {
@@ -131,7 +150,10 @@ void tile(const Problem& p, int64_t row, int64_t out, float* sums) {
 #pragma GCC unroll 4
       for (int o = 0; o < kOuts; ++o) {
         Floats w[Format::kParts];
-        Format::decode(p.w + (out + o) * bytes + k / kChunk * Format::kBytes, w);
+        const int8_t* from =
+            p.w + (out + o) * bytes + k / kChunk * Format::kBytes;
+        __builtin_prefetch(from + kAhead);
+        Format::decode(from, w);
 #pragma GCC unroll 4
         for (int h = 0; h < Format::kParts; ++h) {
 #pragma GCC unroll 4
