@@ -215,9 +215,7 @@ class Engine:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return memory // 4 // self._tp_info.size
 
-    def _memory_budget(
-        self, old_free_memory: int, config: EngineConfig
-    ) -> int:
+    def _memory_budget(self, old_free_memory: int, config: EngineConfig) -> int:
         """Bytes for what requests keep: all that may be used but the weights."""
         weights = sum(w.nbytes for w in self.model.state_dict().values())
         return int(old_free_memory * config.memory_ratio) - weights
@@ -246,9 +244,7 @@ class Engine:
                 "lower max_running_req"
             )
         snapshots = min(config.max_running_req, left // 4 // size)
-        return StatePool(
-            model.linear, rows, snapshots, self.dtype, self.device
-        )
+        return StatePool(model.linear, rows, snapshots, self.dtype, self.device)
 
     def _determine_num_pages(
         self, budget: int, states: StatePool | None, config: EngineConfig
