@@ -28,6 +28,8 @@ from minisgl.kvcache.radix_cache import RadixPrefixCache
 from minisgl.kvcache.state_pool import StatePool, slot_bytes
 from minisgl.models import ModelConfig
 from minisgl.models.shard import local_config
+from minisgl.selfcheck.delta import check_delta
+from minisgl.selfcheck.report import Setting
 from minisgl.utils import cached_load_hf_config
 from tests import delta as on_device
 from tests.driver import Driver, solo
@@ -175,6 +177,33 @@ def test_parity_through_the_kernels(interpreted):
 def test_kernels_on_a_gpu_are_as_torch(dtype, far):
     found = on_device.apart("cuda", getattr(torch, dtype))
     assert max(found.values()) < far, found
+
+
+@pytest.mark.parity
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("budget", [3, 64, 10_000])
+def test_a_gpu_gives_the_tokens_of_transformers(budget):
+    driver = drive(
+        device="cuda", max_extend_tokens=budget, cuda_graph_bs=[2, 4, 8]
+    )
+    for uid, ids in enumerate(PROMPTS[:8] * 2):
+        driver.submit(uid, ids, LENGTH)
+    driver.run()
+    driver.assert_parity()
+    driver.assert_every_page()
+
+
+def test_the_self_check_compares_both_forms(monkeypatch):
+    setting = Setting(CPU, None)
+    assert "steps" in check_delta(setting)
+    right = delta.delta_decode_torch
+
+    def wrong(qkv, gates, *args):
+        return right(qkv, gates + 0.1, *args)
+
+    monkeypatch.setattr(delta, "delta_decode_torch", wrong)
+    with pytest.raises(AssertionError, match=r"^steps in torch.float32"):
+        check_delta(setting)
 
 
 def test_on_a_cpu_torch_computes_the_rule():
