@@ -90,9 +90,8 @@ class Engine:
         self.tp_cpu_group = self._init_communication(config)
         free_memory = self._free_memory()
         self.model = self._load_model(config)
-        budget = self._memory_budget(free_memory, config)
-        states = self._create_states(budget, config)
-        self.num_pages = self._determine_num_pages(budget, states, config)
+        self.states = self._create_states(free_memory, config)
+        self.num_pages = self._determine_num_pages(free_memory, config)
         self.ctx.kv_cache = create_kvcache_pool(
             local,
             self.num_pages + 1,  # the last one is the dummy's
@@ -111,8 +110,8 @@ class Engine:
         dummy_slot = self.num_pages * config.page_size
         self.dummy_req = make_dummy(self.page_table, dummy_slot)
         self.attn_backend = create_attention_backend(attn_backend, local)
-        if states is not None:
-            self.attn_backend = StatefulBackend(self.attn_backend, states)
+        if self.states is not None:
+            self.attn_backend = StatefulBackend(self.attn_backend, self.states)
         self.ctx.attn_backend = self.attn_backend
         if config.model_config.is_moe:
             self.ctx.moe_backend = create_moe_backend(
@@ -221,7 +220,7 @@ class Engine:
         return int(old_free_memory * config.memory_ratio) - weights
 
     def _create_states(
-        self, budget: int, config: EngineConfig
+        self, old_free_memory: int, config: EngineConfig
     ) -> StatePool | None:
         """The pool of states, if the model needs one.
 
@@ -235,6 +234,7 @@ class Engine:
             return None
         rows = config.max_running_req + 1  # the last one is the dummy's
         size = slot_bytes(model.linear, self.dtype)
+        budget = self._memory_budget(old_free_memory, config)
         # One more slot is always zeros.
         left = self._least(budget - size * (rows + 1))
         if left < 0:
@@ -247,7 +247,7 @@ class Engine:
         return StatePool(model.linear, rows, snapshots, self.dtype, self.device)
 
     def _determine_num_pages(
-        self, budget: int, states: StatePool | None, config: EngineConfig
+        self, old_free_memory: int, config: EngineConfig
     ) -> int:
         """Pages that fit beside the weights, at most as many as rows can use.
 
@@ -260,7 +260,8 @@ class Engine:
             2 * model.num_kv_layers * model.num_kv_heads * model.head_dim
         )
         page_bytes = per_token * config.page_size * self.dtype.itemsize
-        budget -= 0 if states is None else states.nbytes
+        budget = self._memory_budget(old_free_memory, config)
+        budget -= 0 if self.states is None else self.states.nbytes
         row_pages = (
             align_ceil(self.max_seq_len, config.page_size) // config.page_size
         )
