@@ -97,12 +97,13 @@ def _source(req: Req, states: StatePool) -> int:
     if req.cached_len == 0:
         return states.zeros
     handle = req.cache_handle
-    if isinstance(handle, HybridHandle) and handle.snapshot is not None:
-        # It has computed nothing of its own yet.
-        if req.cached_len == handle.cached_len:
-            assert handle.snapshot.slot is not None, "a busy snapshot was taken"
-            return handle.snapshot.slot
-    return req.table_idx
+    if not isinstance(handle, HybridHandle) or handle.snapshot is None:
+        return req.table_idx
+    if req.cached_len > handle.cached_len:
+        return req.table_idx
+    # It has computed nothing of its own yet.
+    assert handle.snapshot.slot is not None, "a snapshot in use was taken"
+    return handle.snapshot.slot
 
 
 def _save(

@@ -91,9 +91,8 @@ class Engine:
         self.tp_cpu_group = self._init_communication(config)
         free_memory = self._free_memory()
         self.model = self._load_model(config)
-        budget = self._memory_budget(free_memory, config)
-        states = self._create_states(budget, config)
-        self.num_pages = self._determine_num_pages(budget, states, config)
+        self.states = self._create_states(free_memory, config)
+        self.num_pages = self._determine_num_pages(free_memory, config)
         self.ctx.kv_cache = create_kvcache_pool(
             local,
             self.num_pages + 1,  # the last one is the dummy's
@@ -112,8 +111,8 @@ class Engine:
         dummy_slot = self.num_pages * config.page_size
         self.dummy_req = make_dummy(self.page_table, dummy_slot)
         self.attn_backend = create_attention_backend(attn_backend, local)
-        if states is not None:
-            self.attn_backend = StatefulBackend(self.attn_backend, states)
+        if self.states is not None:
+            self.attn_backend = StatefulBackend(self.attn_backend, self.states)
         self.ctx.attn_backend = self.attn_backend
         if config.model_config.is_moe:
             self.ctx.moe_backend = create_moe_backend(
@@ -216,15 +215,13 @@ class Engine:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return memory // 4 // self._tp_info.size
 
-    def _memory_budget(
-        self, old_free_memory: int, config: EngineConfig
-    ) -> int:
+    def _memory_budget(self, old_free_memory: int, config: EngineConfig) -> int:
         """Bytes for what requests keep: all that may be used but the weights."""
         weights = sum(w.nbytes for w in self.model.state_dict().values())
         return int(old_free_memory * config.memory_ratio) - weights
 
     def _create_states(
-        self, budget: int, config: EngineConfig
+        self, old_free_memory: int, config: EngineConfig
     ) -> StatePool | None:
         """The pool of states, if the model needs one.
 
@@ -238,6 +235,7 @@ class Engine:
             return None
         rows = config.max_running_req + 1  # the last one is the dummy's
         size = slot_bytes(model.linear, self.dtype)
+        budget = self._memory_budget(old_free_memory, config)
         # One more slot is always zeros.
         left = self._least(budget - size * (rows + 1))
         if left < 0:
@@ -247,12 +245,10 @@ class Engine:
                 "lower max_running_req"
             )
         snapshots = min(config.max_running_req, left // 4 // size)
-        return StatePool(
-            model.linear, rows, snapshots, self.dtype, self.device
-        )
+        return StatePool(model.linear, rows, snapshots, self.dtype, self.device)
 
     def _determine_num_pages(
-        self, budget: int, states: StatePool | None, config: EngineConfig
+        self, old_free_memory: int, config: EngineConfig
     ) -> int:
         """Pages that fit beside the weights, at most as many as rows can use.
 
@@ -266,7 +262,8 @@ class Engine:
         )
         kv_dtype = model.kv_dtype(self.dtype)
         page_bytes = per_token * config.page_size * kv_dtype.itemsize
-        budget -= 0 if states is None else states.nbytes
+        budget = self._memory_budget(old_free_memory, config)
+        budget -= 0 if self.states is None else self.states.nbytes
         row_pages = (
             align_ceil(self.max_seq_len, config.page_size) // config.page_size
         )
@@ -322,6 +319,8 @@ class Engine:
     def shutdown(self) -> None:
         """Leave the other ranks, once they have come to the same point."""
         if self.tp_cpu_group is not None:
+            # NCCL does not end as long as recordings hold its launches.
+            self.graph_runner.destroy_cuda_graphs()
             destroy_distributed()
             self.tp_cpu_group = None
 

@@ -14,6 +14,11 @@ from minisgl.kernel.delta_rule import (
     delta_chunks,
     delta_step,
 )
+from minisgl.kernel.delta_triton import (
+    delta_decode_triton,
+    delta_prefill_triton,
+)
+from minisgl.kernel.fused import runs_triton
 
 if TYPE_CHECKING:
     from minisgl.attention.segments import Wave
@@ -53,6 +58,21 @@ def delta_decode(
     v_dim]. rows: int64 [B], slots; only the dummy's may be there twice.
     Returns [B, v_heads, v_dim].
     """
+    where = conv, recurrent, rows
+    if runs_triton(qkv.device):
+        return delta_decode_triton(qkv, gates, weights, *where)
+    return delta_decode_torch(qkv, gates, weights, *where)
+
+
+def delta_decode_torch(
+    qkv: torch.Tensor,
+    gates: torch.Tensor,
+    weights: DeltaWeights,
+    conv: torch.Tensor,
+    recurrent: torch.Tensor,
+    rows: torch.Tensor,
+) -> torch.Tensor:
+    """The reference of `delta_decode`."""
     mixed, past = conv_step(qkv, weights.conv, conv[rows])
     conv[rows] = past
     heads = (*_heads(mixed, weights), *_fade(gates, weights))
@@ -70,6 +90,21 @@ def delta_prefill(
     waves: list[Wave],
 ) -> torch.Tensor:
     """All tokens of the segments in `waves`; shapes as in `delta_decode`."""
+    where = conv, recurrent, waves
+    if runs_triton(qkv.device):
+        return delta_prefill_triton(qkv, gates, weights, *where)
+    return delta_prefill_torch(qkv, gates, weights, *where)
+
+
+def delta_prefill_torch(
+    qkv: torch.Tensor,
+    gates: torch.Tensor,
+    weights: DeltaWeights,
+    conv: torch.Tensor,
+    recurrent: torch.Tensor,
+    waves: list[Wave],
+) -> torch.Tensor:
+    """The reference of `delta_prefill`: one segment after the other."""
     v_dim = recurrent.shape[-1]
     out = qkv.new_empty(len(qkv), len(weights.A_log), v_dim)
     for start, stop, source, row, save in (

@@ -53,10 +53,11 @@ def delta_chunks(
     q, k: [T, H, k_dim]; v: [T, H, v_dim]; g, beta: [T, H]; state: [H, k_dim,
     v_dim]; all float32. Returns out, shaped like v, and the state after it.
     """
-    heads_first = [x.transpose(0, 1) for x in (q, k, v, g, beta)]
+    q, k, v, g, beta = (x.transpose(0, 1) for x in (q, k, v, g, beta))
     outs = []
-    for chunk in zip(*(x.split(CHUNK, 1) for x in heads_first), strict=True):
-        out, state = _chunk(*chunk, state)
+    for start in range(0, q.shape[1], CHUNK):
+        now = (slice(None), slice(start, start + CHUNK))
+        out, state = _chunk(q[now], k[now], v[now], g[now], beta[now], state)
         outs.append(out)
     return torch.cat(outs, 1).transpose(0, 1), state
 

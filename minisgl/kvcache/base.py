@@ -121,6 +121,7 @@ class BasePrefixCache(ABC):
         input_ids: its tokens, which have just been inserted. Caches of keys and
         values have nothing to remember.
         """
+        return
 
     @abstractmethod
     def evict(self, size: int) -> torch.Tensor:

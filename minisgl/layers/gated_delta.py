@@ -24,6 +24,10 @@ class CausalConv(BaseOP):
     def __init__(self, channels: int, width: int) -> None:
         self.weight = torch.empty(channels, 1, width)
 
+    def forward(self) -> torch.Tensor:
+        """As kernels read it: [channels, width]."""
+        return self.weight.squeeze(1)
+
 
 class GatedNorm(BaseOP):
     """rms-norm(x) * weight * silu(gate), over the last dimension."""
@@ -70,7 +74,7 @@ class GatedDeltaNet(BaseOP):
         """[T, hidden] -> [T, hidden], for the running batch."""
         qkv, z, gates = self.in_proj.forward(x).split(self._sizes, dim=-1)
         weights = DeltaWeights(
-            self.conv1d.weight.squeeze(1),
+            self.conv1d.forward(),
             self.A_log,
             self.dt_bias,
             self._local.num_k_heads,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
@@ -50,13 +51,17 @@ class QuantizedFiles(WeightFiles):
 
     A linear has a `weight`, [out, in] of values that are not packed, and a
     `weight_scale`, float32 [out, groups].
+
+    Raises:
+        FileNotFoundError, ValueError: as for `WeightFiles`; a scale of another
+            shape than the configuration says.
     """
 
-    def __init__(self, files: WeightFiles, config: QuantConfig) -> None:
-        self.folder = files.folder
-        self._inner, self._config = files, config
+    def __init__(self, folder: Path, config: QuantConfig) -> None:
+        super().__init__(folder)
+        self._config = config
         self._stored: dict[str, str] = {}
-        for name in files.names():
+        for name in super().names():
             path, _, kind = name.rpartition(".")
             if kind in _SCALES:
                 self._stored[f"{path}.weight_scale"] = name
@@ -72,7 +77,7 @@ class QuantizedFiles(WeightFiles):
         return name in self._stored
 
     def read(self, name: str) -> torch.Tensor:
-        found = self._inner.read(self._stored[name])
+        found = super().read(self._stored[name])
         if name.endswith(".weight_scale"):
             weight = name.removesuffix("_scale")
             return self._widen(weight, found)
@@ -88,14 +93,15 @@ class QuantizedFiles(WeightFiles):
             return [rows, div_ceil(columns, self._config.group_size or columns)]
         if stored.endswith(_PACKED):
             meant = stored.removesuffix(_PACKED) + "weight_shape"
-            return self._inner.read(meant).tolist()
-        return self._inner.shape(stored)
+            found: list[int] = super().read(meant).tolist()
+            return found
+        return super().shape(stored)
 
     def read_part(
         self, name: str, dim: int, start: int, stop: int
     ) -> torch.Tensor:
         if self._stored[name] == name and not name.endswith(".weight_scale"):
-            return self._inner.read_part(name, dim, start, stop)
+            return super().read_part(name, dim, start, stop)
         return self.read(name).narrow(dim, start, stop - start)
 
     def _widen(self, name: str, scale: torch.Tensor) -> torch.Tensor:
@@ -120,5 +126,5 @@ def _unpack(packed: torch.Tensor, columns: int, bits: int) -> torch.Tensor:
     """
     places = torch.arange(0, 32, bits)
     numbers = packed.unsqueeze(2) >> places & (1 << bits) - 1
-    values = numbers - (1 << bits - 1)
+    values: torch.Tensor = numbers - (1 << bits - 1)
     return values.flatten(1)[:, :columns].to(torch.int8)

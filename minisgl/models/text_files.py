@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
 from minisgl.models.checkpoint import WeightFiles
@@ -19,21 +17,19 @@ _OTHERS = {
 }
 
 
-class TextFiles(WeightFiles):
+class TextFiles:
     """Weight files of a model that may do more, by the names of one that does
     not: ``model.language_model.norm.weight`` is ``model.norm.weight`` here.
 
-    Tensors of the other parts are left out, which is logged.
-
-    Raises:
-        FileNotFoundError, ValueError: as for `WeightFiles`.
+    Tensors of the other parts are left out, which is logged. Methods are those
+    of `WeightFiles`.
     """
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+    def __init__(self, files: WeightFiles) -> None:
+        self.folder, self._files = files.folder, files
         self._stored: dict[str, str] = {}
         others: dict[str, int] = {}
-        for name in super().names():
+        for name in files.names():
             part = next((p for p in _OTHERS if name.startswith(p)), None)
             if part is None:
                 self._stored[_plain(name)] = name
@@ -51,15 +47,15 @@ class TextFiles(WeightFiles):
         return name in self._stored
 
     def read(self, name: str) -> torch.Tensor:
-        return super().read(self._stored[name])
+        return self._files.read(self._stored[name])
 
     def shape(self, name: str) -> list[int]:
-        return super().shape(self._stored[name])
+        return self._files.shape(self._stored[name])
 
     def read_part(
         self, name: str, dim: int, start: int, stop: int
     ) -> torch.Tensor:
-        return super().read_part(self._stored[name], dim, start, stop)
+        return self._files.read_part(self._stored[name], dim, start, stop)
 
 
 def _plain(name: str) -> str:

@@ -115,17 +115,17 @@ class ModelConfig:
 
 def _refuse(config: PretrainedConfig) -> None:
     """Raise ValueError for what would otherwise fail late, or never."""
+    if not any(hasattr(config, key) for key in _MLP_SIZES):
+        raise ValueError(
+            f"model type {config.model_type!r} is not supported: "
+            f"its configuration has no {_MLP_SIZES[0]}"
+        )
     for key in _NEEDED:
         if not hasattr(config, key):
             raise ValueError(
                 f"model type {config.model_type!r} is not supported: "
                 f"its configuration has no {key}"
             )
-    if not any(hasattr(config, key) for key in _MLP_SIZES):
-        raise ValueError(
-            f"model type {config.model_type!r} is not supported: "
-            f"its configuration has no {_MLP_SIZES[0]}"
-        )
     for key in _UNSUPPORTED:
         if getattr(config, key, None):
             raise ValueError(f"{key} in config.json is not supported")

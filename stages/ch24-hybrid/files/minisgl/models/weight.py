@@ -80,7 +80,7 @@ def _get_merge_info(
 
 
 def _plan(
-    files: WeightFiles, wanted: Collection[str] | None
+    files: TextFiles, wanted: Collection[str] | None
 ) -> tuple[dict[str, tuple[str, ...]], list[str]]:
     """(stored names by the model's name, stored names nobody wants).
 
@@ -109,7 +109,7 @@ def _plan(
     return plan, unknown
 
 
-def _is_redundant(files: WeightFiles, name: str) -> bool:
+def _is_redundant(files: TextFiles, name: str) -> bool:
     """Whether nothing is lost without it: a table that is computed anyway, or
     the head of a model whose head is its embedding."""
     embedding = "model.embed_tokens.weight"
@@ -129,7 +129,7 @@ class _Stored(NamedTuple):
 class _Reader:
     """Reads of each tensor what this rank needs."""
 
-    def __init__(self, files: WeightFiles, model_path: str) -> None:
+    def __init__(self, files: TextFiles, model_path: str) -> None:
         self._files, self._info = files, get_tp_info()
         self._config: ModelConfig | None = None
         if self._info.size > 1:
@@ -186,7 +186,8 @@ def load_weight(
         FileNotFoundError, ValueError: as for `WeightFiles`.
         ValueError: a tensor is in no file.
     """
-    files = TextFiles(Path(download_hf_weight(model_path)))
+    folder = Path(download_hf_weight(model_path))
+    files = TextFiles(WeightFiles(folder))
     plan, unknown = _plan(files, wanted)
     reader, narrowed = _Reader(files, model_path), set()
     quiet = not sys.stderr.isatty()
