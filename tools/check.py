@@ -11,8 +11,9 @@ import shlex
 import subprocess
 import sys
 import time
+from collections import Counter
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -53,6 +54,7 @@ class Result:
     state: str
     seconds: float = 0.0
     note: str = ""
+    counts: Counter[str] = field(default_factory=Counter)
 
     @property
     def log(self) -> Path:
@@ -69,14 +71,23 @@ def run_row(row: Row, full: bool) -> Result:
         green = _run_commands(row, result.log)
         lines = _lines(result.log)
         result.note = lines[-1][:90] if green and lines else ""
+        result.state = "ok" if green else "FAILED"
     else:
         with result.log.open("w", encoding="utf-8") as log:
-            outcome = testrun.run(ROOT, log, ROOT / ".cache" / "pytest", full)
-        green = outcome.green
+            cache = ROOT / ".cache" / "pytest"
+            outcome = testrun.run(ROOT, log, cache, full, row.tests or None)
+        result.counts = outcome.counts
         result.note = outcome.line(time.perf_counter() - start)
+        result.state = _state(outcome)
     result.seconds = time.perf_counter() - start
-    result.state = "ok" if green else "FAILED"
     return result
+
+
+def _state(outcome: testrun.Outcome) -> str:
+    """Tests that were all skipped are a skip, not ok."""
+    if set(outcome.counts) == {"skipped"}:
+        return "skip"
+    return "ok" if outcome.green else "FAILED"
 
 
 def _run_commands(row: Row, log: Path) -> bool:
@@ -141,8 +152,19 @@ def choose(every: list[Row], only: list[str], fast: bool) -> list[Row]:
                 f"no row {name!r}; known: {', '.join(names)}"
             )
     if only:
-        return [row for row in every if row.name in only]
-    return [row for row in every if not (fast and row.slow)]
+        chosen = [row for row in every if row.name in only]
+    else:
+        chosen = [row for row in every if not (fast and row.slow)]
+    return [_rest(row, chosen) for row in chosen]
+
+
+def _rest(row: Row, chosen: list[Row]) -> Row:
+    """A row of all tests leaves out what another row runs."""
+    if row.commands or row.tests or row.skip:
+        return row
+    taken = {file for other in chosen for file in other.tests}
+    every = testrun.weigh(ROOT, ROOT / ".cache" / "pytest" / "durations.json")
+    return replace(row, tests=tuple(sorted(set(every) - taken)))
 
 
 def main(
@@ -182,7 +204,7 @@ def main(
                 live.update(table(results), refresh=True)
             else:
                 line = (
-                    f"{row.name:8}{one.state:8}{one.seconds:7.1f}s  {one.note}"
+                    f"{row.name:10}{one.state:8}{one.seconds:7.1f}s  {one.note}"
                 )
                 print(line.rstrip(), flush=True)
     failed = [one for one in results if one.state == "FAILED"]
@@ -190,8 +212,10 @@ def main(
         show_failure(one)
     if failed:
         print(f"failed: {', '.join(one.row.name for one in failed)}")
-    if results and results[-1].row.name == "pytest":
-        print(results[-1].note)
+    tested = [one for one in results if one.counts]
+    if tested:
+        total = testrun.Outcome(sum((o.counts for o in tested), Counter()))
+        print(total.line(sum(one.seconds for one in tested)))
     raise typer.Exit(bool(failed))
 
 

@@ -118,16 +118,51 @@ def test_a_tag_tree_skips_what_it_cannot_hold(tmp_path):
 
 def skipped_rows(root):
     every = [row for row in rows.rows(root) if row.skip]
-    return [row.name for row in every if row.name != "nvcc"]
+    others = {"nvcc", *rows.TESTS}
+    assert others - {"nvcc"} <= {row.name for row in every}  # no tests here
+    return [row.name for row in every if row.name not in others]
 
 
-def test_without_nvcc_its_row_is_a_skip(monkeypatch):
-    monkeypatch.setattr(rows.shutil, "which", lambda name: None)
+@pytest.mark.parametrize(
+    ("version", "reason"),
+    [
+        (None, "nvcc is not installed"),
+        ("release 11.5, V11.5.1", "nvcc 11.5 is too old: sm_90 needs 11.8"),
+        ("release 11.8, V11.8.89", ""),
+        ("release 13.0, V13.0.88", ""),
+        ("no such text", "nvcc does not tell its version"),
+    ],
+)
+def test_an_nvcc_that_cannot_is_a_skip(monkeypatch, tmp_path, version, reason):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if version is not None:
+        program = tmp_path / "nvcc"
+        program.write_text(f"#!/bin/sh\necho '{version}'\n")
+        program.chmod(0o755)
     (row,) = check.choose(rows.rows(ROOT), ["nvcc"], fast=False)
-    assert row.skip == "nvcc is not installed"
-    monkeypatch.setattr(rows.shutil, "which", lambda name: f"/bin/{name}")
-    (row,) = check.choose(rows.rows(ROOT), ["nvcc"], fast=False)
-    assert not row.skip and row.commands[0][-1] == "tools/nvcc.py"
+    assert row.skip == reason and row.commands[0][-1] == "tools/nvcc.py"
+
+
+def test_rows_of_tests_share_them_out():
+    every = check.choose(rows.rows(ROOT), [], fast=False)
+    files = [file for row in every for file in row.tests]
+    assert len(files) == len(set(files))
+    assert set(files) == set(testrun.weigh(ROOT, ROOT / "nowhere"))
+    (alone,) = check.choose(rows.rows(ROOT), ["pytest"], fast=False)
+    assert set(alone.tests) == set(files)
+
+
+def test_tests_that_are_all_skipped_are_a_skip(tmp_path, monkeypatch):
+    plant(tmp_path, a="import pytest\n@pytest.mark.skip\ndef test_1(): ...",
+          b="def test_2(): ...")  # fmt: skip
+    monkeypatch.setattr(check, "ROOT", tmp_path)
+    monkeypatch.setattr(check, "LOGS", tmp_path)
+    result = check.run_row(Row("x", tests=("tests/test_a.py",)), full=False)
+    assert (result.state, result.counts) == ("skip", {"skipped": 1})
+    result = check.run_row(Row("y", tests=("tests/test_b.py",)), full=False)
+    assert (result.state, result.counts) == ("ok", {"passed": 1})
+    result = check.run_row(Row("z"), full=False)
+    assert result.counts == {"passed": 1, "skipped": 1}
 
 
 def test_command_prints_one_line_a_row_and_tells_its_status():

@@ -151,7 +151,7 @@ def _pool(stage: Stage, at: At) -> None:
         stage.box(
             x + 4, y + 8, held * scale - 6, 74, color, radius=6, show=show
         )
-        label = f"{uid}: {_NEED[uid]}"
+        label = f"request {uid}: {_NEED[uid]}"
         stage.text(x + wide / 2, y - 24 + 140, label, 26, color, anchor="mm",
                    bold=True, show=show)  # fmt: skip
         x += wide
@@ -163,7 +163,7 @@ def _pool(stage: Stage, at: At) -> None:
         show, color = at("waits", 0.1), REQUESTS[uid]
         wide = _NEED[uid] * scale
         left = 210 + i * 400
-        stage.label(left, 490, wide, 60, f"{uid}: {_NEED[uid]}", 26, tint(color),
+        stage.label(left, 490, wide, 60, f"request {uid}: {_NEED[uid]}", 26, tint(color),
                     color, bold=True, show=show)  # fmt: skip
     stage.text(56, 520, "waiting", 24, SOFT, show=at("waits"))
     over = _BOTH + _NEED[2]
