@@ -111,7 +111,13 @@ def test_rows_are_chosen_by_name():
 def test_a_tag_tree_skips_what_it_cannot_hold(tmp_path):
     (tmp_path / "stages").mkdir()
     (tmp_path / TAG_NOTE).touch()
-    assert skipped_rows(tmp_path) == ["links", "docs", "tags", "exercises"]
+    assert skipped_rows(tmp_path) == [
+        "links",
+        "docs",
+        "book",
+        "tags",
+        "exercises",
+    ]
     (tmp_path / TAG_NOTE).unlink()
     assert skipped_rows(tmp_path) == ["tags"]  # no git
 

@@ -74,6 +74,12 @@ def rows(root: Path, full: bool = False) -> list[Row]:
             (
                 (*steps, "docs", "--check"),
                 (python, "tools/diagrams.py", "--check"),
+            ),
+            skip=_no_book(root),
+        ),
+        Row(
+            "book",
+            (
                 (*mkdocs, "-f", "mkdocs.yml", "-d", ".cache/site"),
                 (*mkdocs, "-f", "mkdocs.zh.yml", "-d", ".cache/site/zh"),
             ),

@@ -163,8 +163,8 @@ def _pool(stage: Stage, at: At) -> None:
         show, color = at("waits", 0.1), REQUESTS[uid]
         wide = _NEED[uid] * scale
         left = 210 + i * 400
-        stage.label(left, 490, wide, 60, f"request {uid}: {_NEED[uid]}", 26, tint(color),
-                    color, bold=True, show=show)  # fmt: skip
+        stage.label(left, 490, wide, 60, f"request {uid}: {_NEED[uid]}", 26,
+                    tint(color), color, bold=True, show=show)  # fmt: skip
     stage.text(56, 520, "waiting", 24, SOFT, show=at("waits"))
     over = _BOTH + _NEED[2]
     if not at.reached("free"):
