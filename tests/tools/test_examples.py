@@ -16,9 +16,12 @@ WORKING = "docs/en/working-with-this-repository.md"
 EXAMPLES = {
     "python -m minisgl --help": ("README.md", "--model"),
     "python tools/steps.py owns core.py": ("CONTRIBUTING.md", "ch01"),
-    "python tools/steps.py list --churn": ("CONTRIBUTING.md", "radix-cache"),
-    "python tools/steps.py tree 9": (WORKING, "kvcache/"),
-    "python tools/steps.py run 5": (WORKING, "prefill"),
+    "python tools/steps.py list --churn": (
+        "CONTRIBUTING.md",
+        "scheduler/scheduler.py",
+    ),
+    "python tools/steps.py tree 9": (WORKING, "kvcache/radix_cache.py"),
+    "python tools/steps.py run 5": (WORKING, "new/all tokens of each request"),
     "python tools/models.py list": (WORKING, "qwen3-tiny"),
     'python tools/steps.py run 0 --model smollm2-135m --prompt "What is 2+2?"': (
         WORKING,
@@ -47,7 +50,9 @@ def run(*arguments):
 def test_a_command_that_a_page_names(command):
     file, expected = EXAMPLES[command]
     told = (
-        (ROOT / file).read_text().replace("steps.py tree N", "steps.py tree 9")
+        (ROOT / file)
+        .read_text()
+        .replace("tools/steps.py tree N", "python tools/steps.py tree 9")
     )
     assert command in told
     _, *arguments = shlex.split(command)
@@ -76,10 +81,10 @@ def test_every_target_that_a_text_names_is_there():
     makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
     texts = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*/*.md")]
-    named = {
-        target
-        for path in texts
-        for code in re.findall(r"`+([^`]+)`", path.read_text())
-        for target in re.findall(r"(?:^|\n)make ([a-z-]+)", code)
-    }
+    named = set()
+    for path in texts:
+        text = path.read_text()
+        named |= {*re.findall(r"`make ([a-z-]+)", text)}
+        for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL):
+            named |= {*re.findall(r"^make ([a-z-]+)", block, re.MULTILINE)}
     assert {"setup", "run", "test", "videos"} <= named <= targets
