@@ -138,38 +138,42 @@ def _bars(stage: Stage, rows: list[tuple[str, str, float, float]]) -> None:
 
 def _pool(stage: Stage, at: At) -> None:
     """The KV pool as a bar: what is held (dark), what is promised (light)."""
-    last = len(_STEPS) - 1
-    step = _STEPS[min(last, round(at.through("free", 0, 0.5) * _ENDS))]
-    scale, x, y = 1168 / _POOL, 56.0, 250
+    step = _STEPS[round(at.through("free", 0, 0.5) * _ENDS)]
+    scale, x, y = 1040 / _POOL, 56.0, 250
     stage.text(56, 220, f"KV pool, {_POOL} slots", 24, SOFT)
-    stage.box(x, y, 1168, 90, WHITE, LINE)
+    stage.box(x, y, 1040, 90, WHITE, LINE)
     shown = {0: at("pool", 0.2), 1: at("pool", 0.5)}
     for uid, held in step["held"]:
         show, color = shown.get(uid, 1.0), REQUESTS[uid]
         wide = _NEED[uid] * scale
         stage.box(x + 1, y + 4, wide - 2, 82, tint(color), color, show=show)
-        stage.box(
-            x + 4, y + 8, held * scale - 6, 74, color, radius=6, show=show
-        )
+        inner = held * scale - 6
+        stage.box(x + 4, y + 8, inner, 74, color, radius=6, show=show)
         label = f"request {uid}: {_NEED[uid]}"
-        stage.text(x + wide / 2, y - 24 + 140, label, 26, color, anchor="mm",
+        stage.text(x + wide / 2, y + 116, label, 26, color, anchor="mm",
                    bold=True, show=show)  # fmt: skip
         x += wide
-    stage.text(
-        56, 430, "dark: in use    light: may still be asked for", 22, SOFT,
-        show=at("pool", 0.7),
-    )  # fmt: skip
-    for i, uid in enumerate(step["waiting"]):
-        show, color = at("waits", 0.1), REQUESTS[uid]
-        wide = _NEED[uid] * scale
-        left = 210 + i * 400
-        stage.label(left, 490, wide, 60, f"request {uid}: {_NEED[uid]}", 26,
-                    tint(color), color, bold=True, show=show)  # fmt: skip
+    tried = at("waits", 0.4) - at("free")
+    stage.box(
+        x + 2, y - 8, _NEED[2] * scale, 106, None, RED, width=4, show=tried
+    )
+    key = "dark: in use    light: may still be asked for"
+    stage.text(56, 430, key, 22, SOFT, show=at("pool", 0.7))
     stage.text(56, 520, "waiting", 24, SOFT, show=at("waits"))
-    over = _BOTH + _NEED[2]
-    if not at.reached("free"):
-        sum_ = f"{_BOTH} + {_NEED[2]} = {over}, more than {_POOL}"
-        note(stage, sum_, 596, RED, at("waits", 0.4) - at("why", 0.9))
+    for i, uid in enumerate(step["waiting"]):
+        wide, color = _NEED[uid] * scale, REQUESTS[uid]
+        name = f"request {uid}: {_NEED[uid]}"
+        stage.label(210 + i * 400, 490, wide, 60, name, 26, tint(color), color,
+                    bold=True, show=at("waits", 0.1))  # fmt: skip
+    total = f"{_BOTH} + {_NEED[2]} = {_BOTH + _NEED[2]}, more than {_POOL}"
+    note(stage, total, 596, RED, tried - at("why"))
+    note(
+        stage,
+        "or both may stop half way",
+        596,
+        RED,
+        at("why", 0.2) - at("free"),
+    )
 
 
 def draw(stage: Stage, at: At) -> None:
