@@ -9,6 +9,7 @@ import subprocess
 import sys
 import wave
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from tools.videos.film import Cue, duration
@@ -78,6 +79,8 @@ def _espeak(text: str, path: Path) -> None:
 
 
 def _edge(text: str, path: Path) -> None:
+    if find_spec("edge_tts") is None:
+        raise FilmError("edge-tts is not installed: pip install '.[videos]'")
     ffmpeg, mp3 = need("ffmpeg", "ffmpeg"), path.with_suffix(".mp3")
     command = [sys.executable, "-m", "edge_tts", "--voice", "en-US-GuyNeural"]
     command += ["--text", text, "--write-media", str(mp3)]
@@ -85,8 +88,8 @@ def _edge(text: str, path: Path) -> None:
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no reason was given"]
         raise FilmError(
-            f"edge-tts fails: {lines[-1]}; install it with pip install "
-            "'.[videos]', or leave out --voice edge to speak without a network"
+            f"edge-tts fails: {lines[-1]}; without --voice edge no network "
+            "is needed"
         )
     convert = [ffmpeg, "-loglevel", "error", "-y", "-i", str(mp3)]
     convert += ["-ac", "1", "-ar", str(RATE), str(path)]
