@@ -7,7 +7,6 @@ from tools.videos.parts import bar, note, source
 from tools.videos.printed import printed
 from tools.videos.stage import Stage
 from tools.videos.theme import (
-    AMBER,
     BLUE,
     GREEN,
     INK,
@@ -34,17 +33,10 @@ _STEPS = _EVENTS["admission"]["steps"]
 _NEED = [p + n for p, n in zip(_PROMPTS, _LIMITS, strict=True)]
 _BOTH = _NEED[0] + _NEED[1]
 _ENDS = next(i for i, s in enumerate(_STEPS) if 2 in dict(s["held"]))
-_MS = dict(
-    zip(
-        (1, 8),
-        (
-            printed("graph-h200.txt", rf"\n +{n} +\S+ ms +(\S+) ms")[0]
-            for n in (1, 8)
-        ),
-        strict=True,
-    )
-)
-
+_MS = {
+    n: printed("graph-h200.txt", rf"\n +{n} +\S+ ms +(\S+) ms")[0]
+    for n in (1, 8)
+}
 _FACTS = {
     "requests": len(_LIMITS),
     "one": len(_ONE),
@@ -176,55 +168,63 @@ def _pool(stage: Stage, at: At) -> None:
     )
 
 
-def draw(stage: Stage, at: At) -> None:
-    """Steps without and with continuous batching, then the pool."""
-    if at.reached("room"):
-        note(
-            stage, "prompt + longest answer must fit", 150, show=at("room", 0.5)
+def _same(stage: Stage, at: At) -> None:
+    """A step for one request, and one for eight."""
+    source(stage, "docs/outputs/graph-h200.txt", at("same"))
+    slowest = max(map(float, _MS.values()))
+    rows = [
+        (name, f"{_MS[n]} ms", float(_MS[n]) / slowest, at("same", 0.4))
+        for n, name in ((1, "1 request"), (8, "8 requests"))
+    ]
+    _bars(stage, rows)
+
+
+def _count(stage: Stage, at: At) -> None:
+    """Steps of the three ways."""
+    ways = {"one by one": _ONE, "four by four": _FOURS, "continuous": _JOIN}
+    rows = [
+        (
+            name,
+            f"{len(steps)} steps",
+            len(steps) / len(_ONE),
+            at("count", 0.3 * i),
         )
-        _pool(stage, at)
-        note(stage, "who starts can finish", 596, GREEN, at("rule", 0.4))
-    elif at.reached("count"):
-        rows = [
-            ("one by one", _ONE),
-            ("four by four", _FOURS),
-            ("continuous", _JOIN),
-        ]
-        most = len(_ONE)
-        _bars(
-            stage,
-            [
-                (name, f"{len(s)} steps", len(s) / most, at("count", 0.3 * i))
-                for i, (name, s) in enumerate(rows)
-            ],
-        )
-    elif at.reached("decide"):
+        for i, (name, steps) in enumerate(ways.items())
+    ]
+    _bars(stage, rows)
+
+
+def _batches(stage: Stage, at: At) -> None:
+    """Fixed batches, then continuous ones."""
+    if at.reached("decide"):
         seen = 0.25 * at.through("decide", 0.4) + 0.75 * at.through("leave")
         _grid(stage, _JOIN, "join", seen, 0)
         note(stage, f"{round(seen * len(_JOIN))} steps", 580)
+        return
+    seen, holes = at.through("fours", 0.15), at("holes")
+    _grid(stage, _FOURS, "fours", seen, holes)
+    empty = f"{_EMPTY} of {_PLACES} places empty"
+    steps = f"{round(seen * len(_FOURS))} steps"
+    note(stage, empty if holes else steps, 580, mix(RED, INK, holes))
+
+
+def draw(stage: Stage, at: At) -> None:
+    """Steps without and with continuous batching, then the pool."""
+    if at.reached("room"):
+        fits = "prompt + longest answer must fit"
+        note(stage, fits, 150, show=at("room", 0.5))
+        _pool(stage, at)
+        note(stage, "who starts can finish", 596, GREEN, at("rule", 0.4))
+    elif at.reached("count"):
+        _count(stage, at)
     elif at.reached("fours"):
-        seen = at.through("fours", 0.15)
-        _grid(stage, _FOURS, "fours", seen, at("holes"))
-        steps = f"{round(seen * len(_FOURS))} steps"
-        empty = f"{_EMPTY} of {_PLACES} places empty"
-        shown = at("holes")
-        note(stage, empty if shown else steps, 580, mix(RED, INK, shown))
+        _batches(stage, at)
     elif at.reached("same"):
-        source(stage, "docs/outputs/graph-h200.txt", at("same"))
-        slowest = float(_MS[1])
-        names = {1: "1 request", 8: "8 requests"}
-        _bars(
-            stage,
-            [
-                (name, f"{_MS[n]} ms", float(_MS[n]) / slowest, at("same", 0.4))
-                for n, name in names.items()
-            ],
-        )
+        _same(stage, at)
     elif at.reached("one"):
         _one_by_one(stage, at)
     else:
         _requests(stage, at)
-    _ = AMBER
 
 
 FILM = film("batching", _FACTS, draw)
