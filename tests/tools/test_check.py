@@ -81,17 +81,13 @@ def test_a_failing_command_fails_its_row(tmp_path, monkeypatch):
     row = Row(
         "x", ((python, "-c", "print('one'); exit(3)"), (python, "-c", "1/0"))
     )
-    result = check.run_row(row, full=False)
+    result = check.run_row(row)
     assert result.state == "FAILED"
     text = result.log.read_text()
     assert "one" in text and "status 3" in text and "1/0" not in text
-    good = check.run_row(
-        Row("y", ((python, "-c", "print('fine')"),)), full=False
-    )
+    good = check.run_row(Row("y", ((python, "-c", "print('fine')"),)))
     assert (good.state, good.note) == ("ok", "fine")
-    assert (
-        check.run_row(Row("z", skip="no compiler"), full=False).state == "skip"
-    )
+    assert check.run_row(Row("z", skip="no compiler")).state == "skip"
 
 
 def test_rows_are_chosen_by_name():
@@ -158,17 +154,36 @@ def test_rows_of_tests_share_them_out():
     assert set(alone.tests) == set(files)
 
 
-def test_tests_that_are_all_skipped_are_a_skip(tmp_path, monkeypatch):
-    plant(tmp_path, a="import pytest\n@pytest.mark.skip\ndef test_1(): ...",
-          b="def test_2(): ...")  # fmt: skip
+def test_rows_of_tests_are_run_together(tmp_path, monkeypatch):
+    plant(
+        tmp_path,
+        a="import pytest\n@pytest.mark.skip\ndef test_1(): ...",
+        b="def test_2(): ...",
+        c="def test_3(): ...\ndef test_4(): assert 0",
+    )
     monkeypatch.setattr(check, "ROOT", tmp_path)
     monkeypatch.setattr(check, "LOGS", tmp_path)
-    result = check.run_row(Row("x", tests=("tests/test_a.py",)), full=False)
-    assert (result.state, result.counts) == ("skip", {"skipped": 1})
-    result = check.run_row(Row("y", tests=("tests/test_b.py",)), full=False)
-    assert (result.state, result.counts) == ("ok", {"passed": 1})
-    result = check.run_row(Row("z"), full=False)
-    assert result.counts == {"passed": 1, "skipped": 1}
+    planted = [Row(n, tests=(f"tests/test_{n}.py",)) for n in "abc"]
+    later = Row("later", skip="in a later chapter")
+    results, line = check.run_tests([*planted, later], full=False)
+    states = [one.state for one in results]
+    # All of its tests were skipped, so nothing was proven.
+    assert states == ["skip", "ok", "FAILED", "skip"]
+    assert results[1].note.startswith("1 passed in")
+    assert line.startswith("1 failed, 2 passed, 1 skipped in")
+    assert "assert 0" in results[2].log.read_text()
+    assert check.run_tests([later], full=False)[1] == ""
+
+
+def test_a_process_that_breaks_fails_the_last_row(tmp_path, monkeypatch):
+    plant(tmp_path, a="def test_1(): ...",
+          b="import os\ndef test_2(): os._exit(3)")  # fmt: skip
+    monkeypatch.setattr(check, "ROOT", tmp_path)
+    monkeypatch.setattr(check, "LOGS", tmp_path)
+    planted = [Row(n, tests=(f"tests/test_{n}.py",)) for n in "ba"]
+    results, line = check.run_tests(planted, full=False)
+    assert [one.state for one in results] == ["FAILED", "FAILED"]
+    assert "1 errors" in line
 
 
 def test_command_prints_one_line_a_row_and_tells_its_status():

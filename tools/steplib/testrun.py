@@ -24,21 +24,41 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 @dataclass
 class Outcome:
-    """What one or several pytest processes counted; seconds per test file."""
+    """What one or several pytest processes counted.
 
-    counts: Counter[str] = field(default_factory=Counter)
+    files: by test file; what cannot be told from a report is under "".
+    seconds: by test file.
+    """
+
+    files: dict[str, Counter[str]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def counts(self) -> Counter[str]:
+        return sum(self.files.values(), Counter())
 
     @property
     def green(self) -> bool:
         bad = self.counts["failed"] + self.counts["errors"]
         return self.counts["passed"] > 0 and not bad
 
+    def add(self, file: str, kind: str) -> None:
+        """Count a test of a file."""
+        self.files.setdefault(file, Counter())[kind] += 1
+
+    def take(self, names: Collection[str]) -> Outcome:
+        """The part of some files, which is no longer in this one."""
+        found = Outcome()
+        for name in names:
+            if name in self.files:
+                found.files[name] = self.files.pop(name)
+                found.seconds[name] = self.seconds.pop(name, 0.0)
+        return found
+
     def line(self, seconds: float) -> str:
         """The test runner's summary line: ``123 passed, 2 skipped in 45.1s``."""
-        parts = [
-            f"{self.counts[kind]} {kind}" for kind in KINDS if self.counts[kind]
-        ]
+        counts = self.counts
+        parts = [f"{counts[kind]} {kind}" for kind in KINDS if counts[kind]]
         return f"{', '.join(parts) or 'no tests ran'} in {seconds:.1f}s"
 
 
@@ -58,8 +78,8 @@ def read_report(path: Path, outcome: Outcome) -> None:
             ),
             "passed",
         )
-        outcome.counts[kind] += 1
         file = case.get("file", "")
+        outcome.add(file, kind)
         spent = outcome.seconds.get(file, 0.0) + float(case.get("time", "0"))
         outcome.seconds[file] = spent
 
@@ -121,9 +141,9 @@ def run(
             read_report(report, outcome)
         if code not in (0, 1, 5):  # 5: every test of the process was deselected
             log.write(f"\npytest ended with status {code}\n")
-            outcome.counts["errors"] += 1
+            outcome.add("", "errors")
         elif code == 1 and outcome.green:
-            outcome.counts["errors"] += 1
+            outcome.add("", "errors")
     times = _known(memory) | outcome.seconds
     memory.write_text(json.dumps(times, indent=1), encoding="utf-8")
     return outcome
