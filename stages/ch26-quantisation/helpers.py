@@ -25,8 +25,16 @@ FORMS: dict[str, dict[str, Any]] = {
 def forms(path: Path) -> Iterator[tuple[str, LLM]]:
     """An engine in each form, one after the other."""
     for name, settings in FORMS.items():
-        given = {"device": "cpu", "dtype": "float32", "num_page_override": 512}
-        yield name, LLM(str(path), cache_type="naive", **given | settings)
+        given: dict[str, Any] = {"device": "cpu", "dtype": "float32"}
+        yield (
+            name,
+            LLM(
+                str(path),
+                cache_type="naive",
+                num_page_override=512,
+                **given | settings,
+            ),
+        )
 
 
 def answers_of(llm: LLM) -> list[int]:
