@@ -15,7 +15,7 @@ def quantised_row(say: Say) -> Canvas:
             "A row of weights in two groups. Each has a scale, its largest weight "
             "over the largest value, and becomes integers. Below, the bits of one "
             "number in bf16, fp8, int8 and int4.",
-            "一行权重分成两组，每组有一个缩放因子，即最大的权重除以最大的取值，组内各数变成整数。"
+            "一行权重分成两组，每组有一个缩放系数，即最大的权重除以最大的取值，组内各数变成整数。"
             "下面是一个数在 bf16、fp8、int8 和 int4 中的位。",
         ),
         height=354,
@@ -33,7 +33,7 @@ def quantised_row(say: Say) -> Canvas:
         124,
         say(
             "the values, and one scale (float32) a group",
-            "取值，以及每组一个缩放因子（float32）",
+            "取值，以及每组一个缩放系数（float32）",
         ),
         size=12,
         color=GREY,
