@@ -155,6 +155,23 @@ def test_the_kernel_decodes_every_number_of_float8():
     assert torch.equal(found[0], numbers.float())
 
 
+@pytest.mark.parametrize("capability", ["AVX2", "DEFAULT"])
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_kernel_for_older_machines(monkeypatch, format, capability):
+    if torch.backends.cpu.get_cpu_capability() == "DEFAULT":
+        pytest.skip("this is one")
+    x, values, scale = some(format, 5, 9, 96, 32, torch.bfloat16)
+    expected = quant_linear(x, values, scale, 32)
+    monkeypatch.setattr(
+        torch.backends.cpu, "get_cpu_capability", lambda: capability
+    )
+    module = kernel_module._load_module.__wrapped__(values.dtype, x.dtype)
+    found = torch.empty_like(expected)
+    pointers = [t.data_ptr() for t in (x, values, scale, found)]
+    module.quant_linear(*pointers, 5, 9, 96, 32, 3)
+    torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-2)
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_without_a_compiler_torch_computes(monkeypatch, format):
     x, values, scale = some(format, 3, 16, 64, 32, torch.float32)

@@ -83,8 +83,10 @@ def dequantize(
 ) -> torch.Tensor:
     """The weight [out, in] that is meant, in float32."""
     values = unpack_int4(weight) if weight.dtype == torch.uint8 else weight
-    wide = scale.repeat_interleave(group_size, dim=1)[:, : values.shape[1]]
-    return values.float() * wide
+    if scale.shape[1] > 1:
+        scale = scale.repeat_interleave(group_size, dim=1)
+        scale = scale[:, : values.shape[1]]
+    return values.float() * scale
 
 
 def quant_linear_torch(

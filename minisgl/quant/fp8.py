@@ -66,7 +66,10 @@ def scaled_product(
 
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[T, n] -> float8 [T, n], and the scale of each row, float32 [T, 1]."""
+    """[T, n] -> float8 [T, n], and the scale of each row, float32 [T, 1].
+
+    Rows may lie apart; within one there are no gaps.
+    """
     if runs_triton(x.device):
         return _quantize_rows_triton(x)
     wide = x.float()
