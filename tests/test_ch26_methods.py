@@ -182,10 +182,8 @@ def test_without_a_compiler_torch_computes(monkeypatch, format):
     assert torch.equal(found, quant_linear_torch(x, values, scale, 32))
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", ["fp8", "int8"])
 def test_rows_of_an_odd_length_are_left_to_torch(format):
-    if format == "int4":
-        pytest.skip("rows of 4 bits are whole blocks")
     x, values, scale = some(format, 2, 6, 50, 50, torch.float32)
     exact = F.linear(x, dequantize(values, scale, 50))
     assert torch.equal(quant_linear(x, values, scale, 50), exact)
