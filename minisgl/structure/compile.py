@@ -27,6 +27,14 @@ _SOURCE = re.compile(r"^\[[0-9:]+\] \S+:\d+: ")
 """In front of xgrammar's messages: when, and which line of it says so."""
 
 
+_HEX = re.compile(r"\\(?:x([0-9a-fA-F]{2})|.)")
+_CLASS = re.compile(r'"(?:[^"\\]|\\.)*"|\[\^|\\.')
+"""Texts in quotes, which are left alone, or the head of a negated class."""
+
+_NEVER = r"\0-\u001f\"\\"
+"""What no character of a JSON string can be: it is escaped."""
+
+
 class GrammarStore:
     """Compiles forms beside the scheduler, and keeps what came of the latest.
 
@@ -109,7 +117,7 @@ def _parse(xgr: Any, name: str, text: str) -> xgr.Grammar:
     """The grammar of characters; RuntimeError if there is none."""
     grammar = xgr.Grammar
     if name == "json_schema":
-        return _of_schema(xgr, text)
+        return grammar.from_ebnf(json_grammar(xgr, text))
     if name == "regex":
         return grammar.from_regex(text)
     if name == "choice":
@@ -117,14 +125,27 @@ def _parse(xgr: Any, name: str, text: str) -> xgr.Grammar:
         return grammar.from_ebnf(f"root ::= {' | '.join(texts)}\n")
     if name == "grammar":
         return grammar.from_ebnf(text)
-    arguments = ToolGrammar.from_json(text)
-    tag = arguments.structural_tag(lambda schema: str(_of_schema(xgr, schema)))
+    calls = ToolGrammar.from_json(text)
+    tag = calls.structural_tag(lambda schema: json_grammar(xgr, schema))
     return grammar.from_structural_tag(json.dumps(tag))
 
 
-def _of_schema(xgr: Any, schema: str) -> xgr.Grammar:
-    # On one line: a small model that may write spaces writes nothing else. And
-    # what the schema leaves open stays open.
-    return xgr.Grammar.from_json_schema(
+def json_grammar(xgr: Any, schema: str) -> str:
+    """EBNF of the JSON that is valid for a schema, on one line.
+
+    A small model that may write spaces writes nothing else. What the schema
+    leaves open stays open.
+
+    xgrammar 0.2 needs help in two places. In strings of limited length, and in
+    some patterns, it would let control characters through, which JSON has to
+    escape. And its text cannot tell \\xdf before an e from \\xdfe.
+    """
+    made = xgr.Grammar.from_json_schema(
         schema, any_whitespace=False, strict_mode=False
+    )
+    text = _HEX.sub(
+        lambda found: f"\\u00{found[1]}" if found[1] else found[0], str(made)
+    )
+    return _CLASS.sub(
+        lambda found: found[0] + (_NEVER if found[0] == "[^" else ""), text
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator
 
 _ESCAPES = frozenset("dDwWsSnrtfvxu0")
@@ -17,13 +18,15 @@ def check_regex(pattern: str, in_json: bool = False) -> None:
     word boundaries.
 
     in_json: it is of a string in JSON, where quotes, backslashes and control
-        characters have to be written differently, so that it cannot name them.
+        characters have to be written differently, so that it cannot name them;
+        and xgrammar reads other letters than those of ASCII wrongly there.
 
     Raises:
         ValueError: with the position, counted from 0.
     """
     try:
-        re.compile(pattern)
+        with warnings.catch_warnings(action="ignore"):
+            re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"not a regular expression: {error}") from None
     for at, found, in_class in _atoms(pattern):
@@ -52,11 +55,15 @@ def _reason(
         letter = found[1]
         if letter.isalnum() and letter not in _ESCAPES:
             return f"{found} is not supported"
-        if in_json and not in_class and letter in '"\\nrtfvxu0':
+        if in_json and letter in ("xu0" if in_class else '"\\nrtfvxu0'):
             return f"{found} is not supported in JSON, which escapes it"
         return ""
+    if in_json and not found.isascii():
+        return f"{found} is not supported in JSON: it is not ASCII"
     if in_class:
         return "[: is not supported" if pattern[at : at + 2] == "[:" else ""
+    if found == "[" and pattern[at + 1 :].startswith(("]", "^]")):
+        return "] as the first of a class is not supported; escape it,"
     if found == '"' and in_json:
         return "a quote is not supported in JSON, which escapes it"
     if found == "(" and pattern[at + 1 : at + 2] == "?":
