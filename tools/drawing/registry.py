@@ -35,6 +35,7 @@ def draw(name: str, language: str) -> Canvas:
         scenes_beyond,
         scenes_compute,
         scenes_faster,
+        scenes_hybrid,
         scenes_kernels,
         scenes_measured,
         scenes_parallel,
