@@ -237,6 +237,18 @@ def test_what_cannot_be_compiled_is_refused_and_others_go_on(fields, said):
     run.assert_every_page()
 
 
+def test_a_grammar_without_a_way_on_ends_the_answer_with_an_error():
+    run = driver(overlap=True)
+    dead = 'root ::= "a" x\nx ::= x "b"'
+    run.submit(0, random_prompt(1, 9), 8, grammar=dead)
+    run.submit(1, random_prompt(1, 9), 8)
+    run.run()
+    assert run.ended[0].finish_reason == "error"
+    assert "grammar leaves none" in run.ended[0].error
+    assert texts(run)[0] == "a" and len(run.answers[1]) == 8
+    run.assert_every_page()
+
+
 def test_aborts_and_ends_in_flight_leave_nothing_behind():
     run = driver(overlap=True, page_size=4, pages=256)
     for uid in range(6):

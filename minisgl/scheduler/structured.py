@@ -7,12 +7,18 @@ from concurrent.futures import FIRST_COMPLETED, wait
 import torch
 import torch.distributed as dist
 
+from minisgl.engine import FAILED_TOKEN
 from minisgl.engine.constrain import GrammarParams, GrammarProcessor
-from minisgl.message import UserMsg
+from minisgl.message import DetokenizeMsg, UserMsg
 from minisgl.scheduler.config import SchedulerConfig
-from minisgl.scheduler.scheduler import ForwardInput, Scheduler
+from minisgl.scheduler.scheduler import ForwardData, ForwardInput, Scheduler
 from minisgl.scheduler.utils import PendingReq
 from minisgl.structure.compile import GrammarStore
+
+DEAD_END = (
+    "no token can follow: the grammar leaves none at this point of the answer, "
+    "or the model's logits are not finite numbers"
+)
 
 _PATIENCE = 0.002
 """Seconds for which an idle scheduler waits for a grammar, deaf to messages."""
@@ -59,6 +65,16 @@ class StructuredScheduler(Scheduler):
         if self._compiling:
             self._take_in()
         return super()._schedule_next_batch()
+
+    def _process_row(
+        self, data: ForwardData, row: int, token: int
+    ) -> list[DetokenizeMsg]:
+        replies = super()._process_row(data, row, token)
+        if token == FAILED_TOKEN:
+            params = data.forward_input.batch.reqs[row].sampling_params
+            if isinstance(params, GrammarParams):
+                replies[0].error = DEAD_END
+        return replies
 
     def _take_in(self) -> None:
         """Let those run whose grammar is ready; refuse those that get none."""
