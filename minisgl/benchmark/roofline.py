@@ -6,7 +6,6 @@ moves: keys, values and weights by the memory, prompts by the multipliers.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -109,22 +108,27 @@ def _roof_rows(
 
 
 def _time_rows(llm: TimedLLM, work: Workload) -> list[dict[str, Value]]:
-    """Where the device's time goes, from a profile of shorter answers."""
+    """Where the device's time goes while all requests decode.
+
+    Their prompts have been answered with a token before, so that what the
+    profile sees of them is the prefix cache.
+    """
     on_gpu = llm.engine.device.type == "cuda"
     kind = ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU
-    # Prompts that no timed round has left in the prefix cache.
     fresh = work.draw(llm.engine.sampler.vocab_size, UNTIMED + 1)
+    llm.run([replace(r, output=1) for r in fresh], work.temperature)
     short = [replace(r, output=min(r.output, PROFILED)) for r in fresh]
     with profile(activities=[kind]) as watched:
-        begin = time.perf_counter()
         llm.run(short, work.temperature)
-        seconds = time.perf_counter() - begin
     spans = [
         (event.name, event.time_range.start, event.time_range.end)
         for event in watched.events()
         if on_gpu == (event.device_type.name == "CUDA")
         and (on_gpu or event.cpu_parent is None)
     ]
+    # From the first to the last of them: to start a profiler takes its time.
+    begin = min(start for _, start, _ in spans)
+    seconds = (max(end for *_, end in spans) - begin) / 1e6
     sums = dict.fromkeys([*KINDS, "the rest"], 0.0)
     for name, start, end in spans:
         sums[kind_of(name)] += (end - start) / 1e6
