@@ -15,11 +15,6 @@ from minisgl.scheduler.scheduler import ForwardData, ForwardInput, Scheduler
 from minisgl.scheduler.utils import PendingReq
 from minisgl.structure.compile import GrammarStore
 
-DEAD_END = (
-    "no token can follow: the grammar leaves none at this point of the answer, "
-    "or the model's logits are not finite numbers"
-)
-
 _PATIENCE = 0.002
 """Seconds for which an idle scheduler waits for a grammar, deaf to messages."""
 
@@ -38,7 +33,7 @@ class StructuredScheduler(Scheduler):
         self.grammars = GrammarStore(
             config.model_path, vocab_size, self.eos_token_ids
         )
-        processor = GrammarProcessor(
+        self.processor = GrammarProcessor(
             lambda: self.table_manager.token_pool,
             engine.stream,
             engine.device,
@@ -46,7 +41,7 @@ class StructuredScheduler(Scheduler):
             self.eos_token_ids,
         )
         # After penalties and bans: what is left must be of the form.
-        engine.sampler.processors.append(processor)
+        engine.sampler.processors.append(self.processor)
 
     def _reset(self) -> None:
         super()._reset()
@@ -71,9 +66,11 @@ class StructuredScheduler(Scheduler):
     ) -> list[DetokenizeMsg]:
         replies = super()._process_row(data, row, token)
         if token == FAILED_TOKEN:
-            params = data.forward_input.batch.reqs[row].sampling_params
-            if isinstance(params, GrammarParams):
-                replies[0].error = DEAD_END
+            req = data.forward_input.batch.reqs[row]
+            form = req.sampling_params.form
+            if form is not None and self.processor.is_stuck(req):
+                text = f"{form[0]}: none of this model's tokens can follow here"
+                replies = [self.replies.failure(req.uid, "refused", text)]
         return replies
 
     def _take_in(self) -> None:
