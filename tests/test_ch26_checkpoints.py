@@ -172,7 +172,11 @@ def test_what_is_left_alone_is_read_from_either_list():
     found = read_quantization(
         {"quant_method": "fp8", "modules_to_not_convert": left}
     )
-    assert (found.ignored, found.group_rows, found.group_size) == (tuple(left), 0, 0)
+    assert (found.ignored, found.group_rows, found.group_size) == (
+        tuple(left),
+        0,
+        0,
+    )
     found = read_quantization(raw() | {"ignore": left})
     assert found.ignored == tuple(left) and found.published
     assert read_quantization(None) is None
@@ -184,7 +188,9 @@ def test_a_hybrid_model_is_cut_in_groups_too():
     )
     values = config.linear.parts[2]
     groups = QuantConfig("int8", group_size=values, published=True)
-    with pytest.raises(ValueError, match=f"the {values} inputs of out_proj cannot"):
+    with pytest.raises(
+        ValueError, match=f"the {values} inputs of out_proj cannot"
+    ):
         sizes = {"num_qo_heads": 2 * values, "intermediate_size": 4 * values}
         local_config(replace(config, quantization=groups, **sizes), 2)
 
@@ -280,7 +286,10 @@ def test_the_weights_take_less(format):
 @pytest.mark.parametrize("name", ["qwen3-tiny", "qwen2-tiny"])
 def test_random_weights_are_quantised_too(name):
     config = EngineConfig(
-        str(model_path(name)), DistributedInfo(0, 1), "float32", quantization="int4"
+        str(model_path(name)),
+        DistributedInfo(0, 1),
+        "float32",
+        quantization="int4",
     )
     with torch.device("meta"):
         model = create_model(config.model_config)

@@ -82,7 +82,9 @@ def test_a_hybrid_model_has_quantised_linears_of_both_kinds(form):
     llm = engine_of(folder, **BOUNDS[form])
     off = distance(all_logits(llm, ids), plain)
     assert 0.001 < off < LIMITS[form], off
-    assert {name.split(".")[-1] for name in quantized_linears(llm.engine.model)} == {
+    assert {
+        name.split(".")[-1] for name in quantized_linears(llm.engine.model)
+    } == {
         *("in_proj", "out_proj", "qkv_proj", "o_proj"),
         *("gate_up_proj", "down_proj"),
     }
