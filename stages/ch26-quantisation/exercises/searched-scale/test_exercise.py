@@ -50,6 +50,9 @@ def test_errors_are_sums_of_squares():
     found = SearchedInt4(CONFIG)._errors(groups, torch.ones(1, 1, 1))
     expected = 0.4**2 + 0.4**2 + 2.0**2
     torch.testing.assert_close(found, torch.full((1, 1, 1), expected))
+    nothing = torch.zeros(1, 1, 4)
+    found = SearchedInt4(CONFIG)._errors(nothing, torch.zeros(1, 1, 1))
+    assert (found == 0).all(), "a group of zeros is never off"
 
 
 @pytest.mark.parametrize("sign", [1, -1])
