@@ -41,6 +41,8 @@ class SamplingParams:
     stop_token_ids: end the request like end tokens, also with `ignore_eos`.
     logprobs: report each token's log-probability, and so many of the likeliest
         tokens beside it, up to 20; None is off.
+    speculate: let the server guess tokens and check several in a step, if it
+        does so at all. The answer is the same without.
 
     Raises:
         ValueError: a value out of range; the message names the field.
@@ -59,6 +61,7 @@ class SamplingParams:
     logit_bias: dict[str, float] = field(default_factory=dict)
     stop_token_ids: list[int] = field(default_factory=list)
     logprobs: int | None = None
+    speculate: bool = True
 
     def __post_init__(self) -> None:
         _check_number("temperature", self.temperature, 0.0, math.inf)
@@ -74,6 +77,10 @@ class SamplingParams:
             _check_int("stop_token_ids", token, 0)
         if self.logprobs is not None:
             _check_int("logprobs", self.logprobs, 0, MOST_LOGPROBS)
+        if not isinstance(self.speculate, bool):
+            raise ValueError(
+                f"speculate must be true or false, got {self.speculate!r}"
+            )
 
     def _check_edits(self) -> None:
         """What is asked of the logits themselves."""

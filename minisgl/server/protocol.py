@@ -85,6 +85,9 @@ class SamplingFields(Strict):
     logit_bias: dict[IdText, Bias] = Field({}, max_length=MOST_IDS)
     ignore_eos: bool = False
     stop_token_ids: Ids = Field([], max_length=MOST_IDS)
+    speculate: bool = Field(
+        True, description="Check guessed tokens, if the server guesses."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -124,6 +127,7 @@ class SamplingFields(Strict):
             logit_bias=self.logit_bias,
             stop_token_ids=self.stop_token_ids,
             logprobs=logprobs,
+            speculate=self.speculate,
         )
 
 
