@@ -91,10 +91,12 @@ def do_all(config: SchedulerConfig, jobs: list[Job]) -> dict[str, Any]:
 
 def start_driver(driver: Any, config: SchedulerConfig) -> None:
     """As `Driver.__init__`, for a configuration that is there already."""
-    from minisgl.scheduler import Scheduler
+    from minisgl import scheduler
 
+    # From ch27 on there is one that checks drafts, if it is told to.
+    kind = getattr(scheduler, "SpeculativeScheduler", scheduler.Scheduler)
     driver.folder, driver.by_step, driver.data = config.model_path, True, None
-    driver.scheduler = Scheduler(config)
+    driver.scheduler = kind(config)
     driver.prompts, driver.answers, driver.ended = {}, {}, {}
     driver.steps = []
     driver._log_steps()
