@@ -47,7 +47,7 @@ class Usage(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
-    completion_tokens_details: CompletionDetails
+    completion_tokens_details: CompletionDetails | None = None
 
 
 class TopLogprob(BaseModel):
