@@ -34,10 +34,12 @@ TEXTS = [
     "neighbour, Mr. Okafor, at 14 Mill Lane on 3 March. If you have not received it "
     "by Friday, please call us at 555-0182 between 9 and 17 o'clock, and have the "
     "number of the parcel at hand. We apologise for the delay.",
-    "Warm the oven to 180 degrees. Mix 250 grams of flour, 120 grams of sugar, two "
-    "eggs and a pinch of salt. Add 100 grams of soft butter and the juice of one "
-    "lemon. Knead until the dough is smooth, let it rest for an hour, and bake it "
-    "for 35 minutes on the lowest shelf.",
+    "The museum opens at nine in the morning and closes at six in the evening. "
+    "Tickets cost eight euros for adults and four euros for children. Dogs must stay "
+    "outside, but there is a shady place for them beside the gate, with fresh water.",
+    "On the shelf in the kitchen stood a blue jar with sugar, a green jar with salt "
+    "and a red jar with flour. One evening somebody put the salt into the blue jar, "
+    "and the next morning the whole family drank coffee that nobody could forget.",
 ]
 QUESTIONS = [
     "Why is the sky blue?",
@@ -135,6 +137,8 @@ def cost(llm: Counting, ids: list[int], count: int, rows: bool) -> float:
     def timed(forward_input: Any) -> Any:
         begin = time.perf_counter()
         data = launch(forward_input)
+        if data is None:  # the last turn of the loop
+            return None
         data.output.copy_done_event.synchronize()
         spent.append(time.perf_counter() - begin)
         return data
