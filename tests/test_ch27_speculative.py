@@ -76,7 +76,7 @@ def test_200_random_prompts_with_aborts_among_those_that_do_not_speculate():
         ids * rng.choice([1, 1, 2]) for ids in random_prompts(27, 200, 2, 40)
     ]
     plain = Driver(FOLDER, pages=16384)
-    asked(plain, some, max_tokens=60)
+    asked(plain, some, max_tokens=40)
     for number, life in enumerate(LIVES):
         driver = live(life, some[number::5], rng)
         assert driver.drafted > 100
@@ -100,7 +100,7 @@ def live(life, some, rng):
     )
     aborted, wanted = set(), {}
     for uid, ids in enumerate(some):
-        wanted[uid] = rng.randint(1, 60)
+        wanted[uid] = rng.randint(1, 40)
         driver.submit(uid, ids, wanted[uid], speculate=rng.random() < 0.8)
         for _ in range(rng.randrange(3)):
             driver.step()
@@ -429,7 +429,7 @@ def test_drawn_tokens_have_the_models_distribution(tmp_path, way):
         # Whatever was there before is a guess, mostly a wrong one.
         settings["speculative_ngram_min"] = 1
     llm = LLM(str(FOLDER), "float32", speculative=way, **settings)
-    n = 3000
+    n = 2000
     found = pairs_of(llm, prompt, wanted, n)
     assert set(found) <= set(exact)
     misfit = sum(
