@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from minisgl.scheduler import SpeculativeScheduler
+from minisgl.scheduler.speculative import SpeculativeScheduler
 from minisgl.scheduler.verify import VerifyBatch
 from tests import driver as driver_file
 from tests.driver import Driver

@@ -91,12 +91,10 @@ def do_all(config: SchedulerConfig, jobs: list[Job]) -> dict[str, Any]:
 
 def start_driver(driver: Any, config: SchedulerConfig) -> None:
     """As `Driver.__init__`, for a configuration that is there already."""
-    from minisgl import scheduler
+    from minisgl.scheduler import Scheduler
 
-    # From ch27 on there is one that checks drafts, if it is told to.
-    kind = getattr(scheduler, "SpeculativeScheduler", scheduler.Scheduler)
     driver.folder, driver.by_step, driver.data = config.model_path, True, None
-    driver.scheduler = kind(config)
+    driver.scheduler = Scheduler(config)
     driver.prompts, driver.answers, driver.ended = {}, {}, {}
     driver.steps = []
     driver._log_steps()

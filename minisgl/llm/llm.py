@@ -15,7 +15,8 @@ from minisgl.core import SamplingParams
 from minisgl.distributed import DistributedInfo
 from minisgl.engine import FAILED_TOKEN
 from minisgl.message import DetokenizeMsg, TokenLogprob, UserMsg
-from minisgl.scheduler import SchedulerConfig, SpeculativeScheduler
+from minisgl.scheduler import SchedulerConfig
+from minisgl.scheduler.speculative import SpeculativeScheduler
 from minisgl.utils import load_tokenizer
 
 

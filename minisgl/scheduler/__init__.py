@@ -10,11 +10,7 @@ from minisgl.utils.lazy import lazy_names
 
 if TYPE_CHECKING:
     from minisgl.scheduler.scheduler import Scheduler
-    from minisgl.scheduler.speculative import SpeculativeScheduler
 
-__all__ = ["Scheduler", "SchedulerConfig", "SpeculativeScheduler"]
+__all__ = ["Scheduler", "SchedulerConfig"]
 
-__getattr__ = lazy_names(
-    __name__,
-    {"scheduler": ["Scheduler"], "speculative": ["SpeculativeScheduler"]},
-)
+__getattr__ = lazy_names(__name__, {"scheduler": ["Scheduler"]})
