@@ -33,6 +33,8 @@ class SpeculativeDriver(Driver):
 
         def noted(batch: VerifyBatch) -> Any:
             counts = {s.req.uid: len(s.draft.tokens) for s in batch.spans}
+            # There is room for one more token, the model's own.
+            assert all(s.held < s.req.max_device_len for s in batch.spans)
             self.checked.append(counts)
             return prepare(batch)
 
