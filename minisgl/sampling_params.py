@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import sys
 from dataclasses import dataclass, field
+
+from minisgl.structure.regex import check_regex
+from minisgl.structure.schema import MOST_TEXT, check_schema_text
 
 MOST_IDS = 300
 """Most entries of logit_bias and of stop_token_ids."""
 
 MOST_LOGPROBS = 20
 """Most alternatives that a token's logprobs can list."""
+
+FORMS = ("json_schema", "regex", "choice", "grammar", "tool_calls")
+"""Fields of which each is a form that the answer shall have."""
 
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
 
@@ -44,6 +51,14 @@ class SamplingParams:
     speculate: let the server guess tokens and check several in a step, if it
         does so at all. The answer is the same without.
 
+    At most one of these may be given. The answer, up to its end token, then is
+
+    json_schema: JSON that is valid for this schema, which is JSON itself.
+    regex: a text that all of this expression matches.
+    choice: one of these texts.
+    grammar: a text of this grammar in EBNF, from its rule `root` on.
+    tool_calls: what a `ToolGrammar` describes, as JSON.
+
     Raises:
         ValueError: a value out of range; the message names the field.
     """
@@ -61,6 +76,11 @@ class SamplingParams:
     logit_bias: dict[str, float] = field(default_factory=dict)
     stop_token_ids: list[int] = field(default_factory=list)
     logprobs: int | None = None
+    json_schema: str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    tool_calls: str | None = None
     speculate: bool = True
 
     def __post_init__(self) -> None:
@@ -77,6 +97,7 @@ class SamplingParams:
             _check_int("stop_token_ids", token, 0)
         if self.logprobs is not None:
             _check_int("logprobs", self.logprobs, 0, MOST_LOGPROBS)
+        self._check_form()
         if not isinstance(self.speculate, bool):
             raise ValueError(
                 f"speculate must be true or false, got {self.speculate!r}"
@@ -96,6 +117,40 @@ class SamplingParams:
                     f"got {token!r}"
                 )
             _check_number(f"logit_bias of token {token}", bias, -100.0, 100.0)
+
+    def _check_form(self) -> None:
+        """What the answer has to look like."""
+        given = [name for name in FORMS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{given[1]} cannot stand beside {given[0]}")
+        for name in given:
+            value = getattr(self, name)
+            texts = value if name == "choice" else [value]
+            if not isinstance(texts, list) or not texts:
+                raise ValueError("choice must be a list that is not empty")
+            if not all(isinstance(t, str) and t for t in texts):
+                raise ValueError(f"{name} must be text that is not empty")
+            if (size := sum(map(len, texts))) > MOST_TEXT:
+                raise ValueError(
+                    f"{name} must have at most {MOST_TEXT} characters, "
+                    f"got {size}"
+                )
+            try:
+                if name == "json_schema":
+                    check_schema_text(value)
+                if name == "regex":
+                    check_regex(value)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
+
+    @property
+    def form(self) -> tuple[str, str] | None:
+        """Which form the answer shall have, and its text; None: any."""
+        for name in FORMS:
+            if (value := getattr(self, name)) is not None:
+                text = json.dumps(value) if name == "choice" else value
+                return name, text
+        return None
 
     def check_tokens(self, vocab_size: int) -> None:
         """Whether the model has the tokens that are spoken of.

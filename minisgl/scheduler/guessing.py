@@ -16,6 +16,12 @@ def create_drafter(config: SchedulerConfig) -> BaseDrafter | None:
     """
     if config.speculative is None:
         return None
+    if config.model_config.linear is not None:
+        raise ValueError(
+            f"speculative {config.speculative} cannot be used with "
+            f"{config.model_path}: its state cannot be taken back after a wrong "
+            "guess; leave it out"
+        )
     if config.speculative == "ngram":
         bounds = config.speculative_ngram_min, config.speculative_ngram_max
         return NgramDrafter(*bounds)

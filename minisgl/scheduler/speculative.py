@@ -14,7 +14,8 @@ from minisgl.scheduler.drafts import Draft
 from minisgl.scheduler.guessing import create_drafter
 from minisgl.scheduler.inputs import make_inputs
 from minisgl.scheduler.replies import NOT_FINITE
-from minisgl.scheduler.scheduler import ForwardData, ForwardInput, Scheduler
+from minisgl.scheduler.scheduler import ForwardData, ForwardInput
+from minisgl.scheduler.structured import StructuredScheduler
 from minisgl.scheduler.verify import (
     Span,
     VerifyBatch,
@@ -25,13 +26,13 @@ from minisgl.scheduler.verify import (
 from minisgl.utils.device import to_device
 
 
-class SpeculativeScheduler(Scheduler):
+class SpeculativeScheduler(StructuredScheduler):
     """A scheduler whose decode steps check drafts, if the settings say so.
 
     Which drafts were right is known when their step is over, and the next ones
     begin where these end. So a batch is not launched before the tokens of the
     last one are read, as long as requests run that are guessed for. Without a
-    drafter this is the plain scheduler.
+    drafter this is the scheduler that it inherits from.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -53,7 +54,10 @@ class SpeculativeScheduler(Scheduler):
         return super().step(data)
 
     def _is_guessed_for(self, req: Req) -> bool:
-        return self.drafter is not None and req.sampling_params.speculate
+        # What a form allows after a draft is not known before it is right.
+        params = req.sampling_params
+        wanted = params.speculate and params.form is None
+        return wanted and self.drafter is not None
 
     def _prepare_batch(self, batch: Batch) -> ForwardInput:
         drafts = self._propose(batch.reqs) if batch.is_decode else {}
