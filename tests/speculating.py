@@ -8,7 +8,6 @@ from safetensors.torch import load_file, save_file
 
 from minisgl.scheduler.speculative import SpeculativeScheduler
 from minisgl.scheduler.verify import VerifyBatch
-from tests import driver as driver_file
 from tests.driver import Driver
 
 
@@ -20,14 +19,9 @@ class SpeculativeDriver(Driver):
 
     def __init__(self, folder: str | Path, **settings: Any) -> None:
         settings = {"speculative": "ngram"} | settings
-        if settings["speculative"] == "ngram":
+        if settings["speculative"] == "ngram":  # None: as without a drafter
             settings = {"speculative_ngram_min": 1} | settings
-        plain = driver_file.Scheduler
-        driver_file.Scheduler = SpeculativeScheduler  # type: ignore[misc]
-        try:
-            super().__init__(folder, **settings)
-        finally:
-            driver_file.Scheduler = plain  # type: ignore[misc]
+        super().__init__(folder, scheduler=SpeculativeScheduler, **settings)
         self.checked: list[dict[int, int]] = []
         prepare = self.scheduler._prepare_verify
 

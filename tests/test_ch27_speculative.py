@@ -192,6 +192,22 @@ def test_penalties_bias_and_logprobs_are_those_of_single_steps(way):
     assert after[0] == [None] * 32
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_answers_of_a_given_form_are_not_guessed_for_and_keep_it(way):
+    """What a form allows moves on with every token, so they go one by one."""
+    found = []
+    for settings in ({"speculative": None}, WAYS[way]):
+        driver = drive(overlap=True, **settings)
+        driver.submit(0, PROMPTS[0] * 2, 24, regex="(ab|c)+")
+        for uid in (1, 2):
+            driver.submit(uid, PROMPTS[uid] * 2, 24)
+        found.append(driver.run())
+        driver.assert_every_page()
+    assert found[0] == found[1] and driver.drafted > 20
+    assert any(0 in counts for counts in driver.checked)
+    assert all(counts.get(0, 0) == 0 for counts in driver.checked)
+
+
 # How a request ends.
 
 
@@ -450,7 +466,8 @@ def test_ranks_guess_and_choose_the_same(tmp_path):
     requests += [(ids * 2, drawn) for ids in PROMPTS[:2]]
     settings = {"speculative": "ngram", "speculative_ngram_min": 1}
     jobs = [Job(requests[:3]), Job(requests)]
-    one, other = run_ranks(FOLDER, 2, jobs, tmp_path, **settings)
+    kind = "minisgl.scheduler.speculative:SpeculativeScheduler"
+    one, other = run_ranks(FOLDER, 2, jobs, tmp_path, kind, **settings)
     assert one["jobs"] == other["jobs"]
     for uid in range(3):
         expected = reference(FOLDER, requests[uid][0], 64)
