@@ -203,7 +203,7 @@ def test_answers_of_a_given_form_are_not_guessed_for_and_keep_it(way):
             driver.submit(uid, PROMPTS[uid] * 2, 24)
         found.append(driver.run())
         driver.assert_every_page()
-    assert found[0] == found[1] and driver.drafted > 20
+    assert found[0] == found[1] and driver.drafted > 10
     assert any(0 in counts for counts in driver.checked)
     assert all(counts.get(0, 0) == 0 for counts in driver.checked)
 
@@ -448,11 +448,16 @@ def test_drawn_tokens_have_the_models_distribution(tmp_path, way):
     n = 2000
     found = pairs_of(llm, prompt, wanted, n)
     assert set(found) <= set(exact)
-    misfit = sum(
-        (found.get(key, 0) - n * p) ** 2 / (n * p) for key, p in exact.items()
-    )
-    # 26 degrees of freedom: 1 in 100,000 of right engines is above.
-    assert misfit < 70, misfit
+    # Outcomes that hardly ever come count as one: a single one of them, which
+    # may well be, would be far from what is expected of it.
+    often = {key: p for key, p in exact.items() if n * p >= 5}
+    seldom = 1 - sum(often.values())
+    other = n - sum(found.get(key, 0) for key in often)
+    misfit = (other - n * seldom) ** 2 / max(n * seldom, 5)
+    for key, p in often.items():
+        misfit += (found.get(key, 0) - n * p) ** 2 / (n * p)
+    # Of 13 degrees of freedom; one right engine in ten million is above.
+    assert len(often) > 8 and misfit < 60, misfit
 
 
 # Ranks.
