@@ -38,7 +38,10 @@ def ask(server):
 
         def create(**fields):
             given = {"messages": ASK, "max_tokens": 120, "model": model}
-            return client.chat.completions.create(**given | fields)
+            try:
+                return client.chat.completions.create(**given | fields)
+            except (openai.APIConnectionError, openai.InternalServerError):
+                raise AssertionError(server.said) from None
 
         create.client, create.model = client, model
         yield create

@@ -258,5 +258,13 @@ def test_only_one_form_and_none_that_is_empty():
         SamplingParams(grammar="x" * 70000)
     with pytest.raises(ValueError, match="json_schema: not JSON"):
         SamplingParams(json_schema="{")
+    for bad in (
+        "{",
+        "[]",
+        '{"schemas": {}}',
+        '{"schemas": {"f": {"type": 1}}}',
+    ):
+        with pytest.raises(ValueError, match=r"^tool_calls: "):
+            SamplingParams(tool_calls=bad)
     assert SamplingParams(choice=["a"]).form == ("choice", '["a"]')
     assert SamplingParams().form is None

@@ -8,7 +8,7 @@ import pytest
 import torch
 import xgrammar as xgr
 
-from minisgl.engine.constrain import GrammarProcessor, GrammarRow, mask_logits
+from minisgl.engine.constrain import GrammarRow, mask_logits
 from minisgl.llm import LLM
 from minisgl.sampling_params import SamplingParams
 from minisgl.scheduler.structured import StructuredScheduler
@@ -237,6 +237,19 @@ def test_what_cannot_be_compiled_is_refused_and_others_go_on(fields, said):
     run.assert_every_page()
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_grammar_without_a_way_on_is_at_fault_itself(overlap):
+    run = driver(overlap=overlap)
+    dead = 'root ::= "a" x\nx ::= x "b"'
+    run.submit(0, random_prompt(1, 9), 8, grammar=dead)
+    run.submit(1, random_prompt(1, 9), 8)
+    run.run()
+    assert run.ended[0].finish_reason == "refused"
+    assert run.ended[0].error.startswith("grammar: none of this model's tokens")
+    assert texts(run)[0] == "a" and len(run.answers[1]) == 8
+    run.assert_every_page()
+
+
 def test_aborts_and_ends_in_flight_leave_nothing_behind():
     run = driver(overlap=True, page_size=4, pages=256)
     for uid in range(6):
@@ -248,8 +261,7 @@ def test_aborts_and_ends_in_flight_leave_nothing_behind():
             run.abort(step // 2)
     run.run()
     run.assert_every_page()
-    processor = run.scheduler.engine.sampler.processors[-1]
-    assert isinstance(processor, GrammarProcessor)
+    processor = run.scheduler.processor
     run.scheduler.inflight._held.clear()
     del run
     assert len(processor._rows) == 0

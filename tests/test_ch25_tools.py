@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from minisgl import message as m
+from minisgl.message.tokenizer import ChatPrompt
 from minisgl.sampling_params import SamplingParams
 from minisgl.server.chat import ChatWriter
 from minisgl.server.chat_request import ChatCompletionRequest
@@ -216,9 +217,7 @@ def test_turns_with_calls_reach_the_engine(server):
 
 
 def test_a_prompt_with_functions_survives_the_queue():
-    prompt = m.ChatPrompt(
-        [{"role": "user", "content": "é"}], '[{"__type__": 1}]'
-    )
+    prompt = ChatPrompt([{"role": "user", "content": "é"}], '[{"__type__": 1}]')
     message = m.TokenizeMsg(1, prompt, SamplingParams(choice=["a"]))
     found = m.BaseTokenizerMsg.decoder(m.BaseTokenizerMsg.encoder(message))
     assert found == message
@@ -235,7 +234,7 @@ PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 def test_functions_in_the_text_of_a_chat():
     body = ChatCompletionRequest.model_validate(conversation())
     prompt = body.prompt
-    assert isinstance(prompt, m.ChatPrompt)
+    assert isinstance(prompt, ChatPrompt)
     functions = json.loads(prompt.functions)
     assert knows_calls(KNOWS) and not knows_calls(PLAIN)
     assert not knows_calls(KNOWS + "<function=f>")

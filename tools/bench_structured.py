@@ -5,14 +5,20 @@ prompts to the same length with a form and without, turn by turn in one run, and
 step spends on masks.
 """
 
+from __future__ import annotations
+
 import json
+import sys
 import time
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 import typer
 from jsonschema import Draft202012Validator
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from minisgl.core import SamplingParams
 from minisgl.engine.constrain import GrammarProcessor
@@ -141,7 +147,7 @@ def _timed(processor: GrammarProcessor, spent: list[float]) -> Any:
 
 def main(
     model: str = "smollm2-135m",
-    rounds: int = typer.Option(5, help="How often each share is measured."),
+    rounds: int = typer.Option(3, help="How often each share is measured."),
     device: str = "cpu",
     dtype: str = "float32",
     speed: bool = True,

@@ -73,6 +73,14 @@ class GrammarRow:
         else:
             self._matcher.fill_next_token_bitmask(masks, place)
 
+    def is_stuck(self) -> bool:
+        """Whether the grammar goes on, but no token does."""
+        if self._matcher.is_terminated():
+            return False
+        mask = torch.zeros_like(self._end_bits).unsqueeze(0)
+        self._matcher.fill_next_token_bitmask(mask, 0)
+        return not bool(mask.any())
+
 
 @dataclass
 class _LastTokens:
@@ -155,6 +163,11 @@ class GrammarProcessor:
             return logits
 
         return edit
+
+    def is_stuck(self, req: Req) -> bool:
+        """Whether that is why a request got no token."""
+        row = self._rows.get(req)
+        return row is not None and row.is_stuck()
 
     def _row_of(self, req: Req, params: GrammarParams) -> GrammarRow:
         found = self._rows.get(req)

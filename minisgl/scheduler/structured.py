@@ -7,10 +7,11 @@ from concurrent.futures import FIRST_COMPLETED, wait
 import torch
 import torch.distributed as dist
 
+from minisgl.engine import FAILED_TOKEN
 from minisgl.engine.constrain import GrammarParams, GrammarProcessor
-from minisgl.message import UserMsg
+from minisgl.message import DetokenizeMsg, UserMsg
 from minisgl.scheduler.config import SchedulerConfig
-from minisgl.scheduler.scheduler import ForwardInput, Scheduler
+from minisgl.scheduler.scheduler import ForwardData, ForwardInput, Scheduler
 from minisgl.scheduler.utils import PendingReq
 from minisgl.structure.compile import GrammarStore
 
@@ -32,7 +33,7 @@ class StructuredScheduler(Scheduler):
         self.grammars = GrammarStore(
             config.model_path, vocab_size, self.eos_token_ids
         )
-        processor = GrammarProcessor(
+        self.processor = GrammarProcessor(
             lambda: self.table_manager.token_pool,
             engine.stream,
             engine.device,
@@ -40,7 +41,7 @@ class StructuredScheduler(Scheduler):
             self.eos_token_ids,
         )
         # After penalties and bans: what is left must be of the form.
-        engine.sampler.processors.append(processor)
+        engine.sampler.processors.append(self.processor)
 
     def _reset(self) -> None:
         super()._reset()
@@ -59,6 +60,18 @@ class StructuredScheduler(Scheduler):
         if self._compiling:
             self._take_in()
         return super()._schedule_next_batch()
+
+    def _process_row(
+        self, data: ForwardData, row: int, token: int
+    ) -> list[DetokenizeMsg]:
+        replies = super()._process_row(data, row, token)
+        if token == FAILED_TOKEN:
+            req = data.forward_input.batch.reqs[row]
+            form = req.sampling_params.form
+            if form is not None and self.processor.is_stuck(req):
+                text = f"{form[0]}: none of this model's tokens can follow here"
+                replies = [self.replies.failure(req.uid, "refused", text)]
+        return replies
 
     def _take_in(self) -> None:
         """Let those run whose grammar is ready; refuse those that get none."""

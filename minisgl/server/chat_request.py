@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
-from minisgl.message import ChatPrompt
+from minisgl.message.tokenizer import ChatPrompt
 from minisgl.sampling_params import MOST_LOGPROBS
 from minisgl.server.errors import ApiError
 from minisgl.server.fields import MOST, Int, Strict, Text, kind

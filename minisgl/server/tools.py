@@ -106,7 +106,7 @@ class ToolCall(Strict):
         """As chat templates want it."""
         called = {
             "name": self.function.name,
-            "arguments": self.function.arguments,
+            "arguments": self.function.arguments or "{}",
         }
         return {"id": self.id, "type": "function", "function": called}
 

@@ -13,7 +13,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
+
+from minisgl.structure.schema import check_schema
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 NAME, ARGUMENTS = '\n{"name": ', ', "arguments": '
@@ -40,8 +43,25 @@ class ToolGrammar:
 
     @staticmethod
     def from_json(text: str) -> ToolGrammar:
-        """What `to_json` has written."""
-        return ToolGrammar(**json.loads(text))
+        """What `to_json` has written; ValueError for anything else."""
+        try:
+            found = ToolGrammar(**json.loads(text))
+            names = [*found.schemas]
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ValueError(f"no ToolGrammar: {error}") from None
+        if not names:
+            raise ValueError("there are no functions")
+        return found
+
+    @staticmethod
+    @lru_cache(maxsize=256)
+    def check(text: str) -> None:
+        """Whether all arguments can be kept to; ValueError if not."""
+        for name, schema in ToolGrammar.from_json(text).schemas.items():
+            try:
+                check_schema(schema)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
 
     def structural_tag(self, grammar_of: Callable[[str], str]) -> Any:
         """The same as xgrammar's structural tag, a dict.

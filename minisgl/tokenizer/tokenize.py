@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from minisgl.message import ChatPrompt, TokenizeMsg
+from minisgl.message import TokenizeMsg
+from minisgl.message.tokenizer import ChatPrompt
 from minisgl.tokenizer.text import Tokenizer
 
 TokenArray = npt.NDArray[np.int32]
