@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from minisgl.structure.regex import check_regex
 from minisgl.structure.schema import MOST_TEXT, check_schema_text
+from minisgl.structure.tags import ToolGrammar
 
 MOST_IDS = 300
 """Most entries of logit_bias and of stop_token_ids."""
@@ -133,6 +134,8 @@ class SamplingParams:
                     check_schema_text(value)
                 if name == "regex":
                     check_regex(value)
+                if name == "tool_calls":
+                    ToolGrammar.check(value)
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
 

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from minisgl.message import ChatPrompt, TokenizeMsg, UserReply
+from minisgl.message import TokenizeMsg, UserReply
+from minisgl.message.tokenizer import ChatPrompt
 from minisgl.sampling_params import SamplingParams
 from minisgl.server.errors import ApiError
 from minisgl.server.formats import field_at_fault
