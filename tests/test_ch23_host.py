@@ -191,8 +191,8 @@ def test_only_the_profile_finds_its_prompts_cached(monkeypatch):
     monkeypatch.setattr(TimedLLM, "run", watched)
     subject = Subject(str(FOLDER), False, "float32", "cpu", {})
     measure_roofline(subject, Workload(3, 4, 6), 3, lambda said: None)
-    # To warm up, three rounds, the prompts of the profile; then what it sees.
-    assert rates[:-1] == [0.0] * 5 and rates[-1] > 0.5
+    # To warm up, three rounds, the prompts of the profile; then without and with.
+    assert rates[:-2] == [0.0] * 5 and min(rates[-2:]) > 0.5
 
 
 def test_the_report_names_the_bound_the_engine_and_the_rest(capsys):

@@ -16,6 +16,8 @@ from minisgl.models import weight as weight_module
 from minisgl.models.quantized import quantized_linears
 from minisgl.models.shard import local_config
 from minisgl.models.weight import fill_randomly
+from minisgl.quant import QuantConfig
+from minisgl.quant.published import read_quantization
 from minisgl.utils import cached_load_hf_config
 from tests import quantised
 from tools.models import model_path
@@ -165,12 +167,42 @@ def test_what_is_not_supported_is_refused_by_name(quantization, reason):
     assert "\n" not in str(caught.value)
 
 
+def test_what_is_left_alone_is_read_from_either_list():
+    left = ["lm_head", "model.layers.0.mlp.down_proj"]
+    found = read_quantization(
+        {"quant_method": "fp8", "modules_to_not_convert": left}
+    )
+    assert (found.ignored, found.group_rows, found.group_size) == (
+        tuple(left),
+        0,
+        0,
+    )
+    found = read_quantization(raw() | {"ignore": left})
+    assert found.ignored == tuple(left) and found.published
+    assert read_quantization(None) is None
+
+
+def test_a_hybrid_model_is_cut_in_groups_too():
+    config = ModelConfig.from_hf(
+        cached_load_hf_config(str(model_path("qwen3.5-tiny")))
+    )
+    values = config.linear.parts[2]
+    groups = QuantConfig("int8", group_size=values, published=True)
+    with pytest.raises(
+        ValueError, match=f"the {values} inputs of out_proj cannot"
+    ):
+        sizes = {"num_qo_heads": 2 * values, "intermediate_size": 4 * values}
+        local_config(replace(config, quantization=groups, **sizes), 2)
+
+
 def test_an_engine_refuses_to_quantise_what_is_quantised(published):
     folder, _ = published["fp8, blocks"]
     with pytest.raises(ValueError, match="in fp8 already; leave it out"):
         load(folder, quantization="int8")
+    experts = model_path("qwen3-moe-tiny")
     with pytest.raises(ValueError, match="a model with experts cannot be"):
-        load(model_path("qwen3-moe-tiny"), quantization="int8")
+        load(experts, quantization="int8")
+    assert not quantized_linears(load(experts))
 
 
 def test_a_scale_that_does_not_fit_is_named(published, tmp_path):
@@ -251,9 +283,13 @@ def test_the_weights_take_less(format):
     assert share < {"fp8": 0.26, "int8": 0.26, "int4": 0.157}[format]
 
 
-def test_random_weights_are_quantised_too():
+@pytest.mark.parametrize("name", ["qwen3-tiny", "qwen2-tiny"])
+def test_random_weights_are_quantised_too(name):
     config = EngineConfig(
-        str(SOURCE), DistributedInfo(0, 1), "float32", quantization="int4"
+        str(model_path(name)),
+        DistributedInfo(0, 1),
+        "float32",
+        quantization="int4",
     )
     with torch.device("meta"):
         model = create_model(config.model_config)

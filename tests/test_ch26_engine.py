@@ -17,6 +17,7 @@ from minisgl.engine import Engine, EngineConfig
 from minisgl.kvcache import create_kvcache_pool
 from minisgl.llm import LLM
 from minisgl.models import ModelConfig
+from minisgl.models.quantized import quantized_linears
 from minisgl.utils import cached_load_hf_config
 from tests import quantised
 from tests.driver import Driver
@@ -72,6 +73,21 @@ def test_what_is_not_quantised_is_exact():
         driver.submit(uid, ids, max_tokens=LENGTH)
     driver.run()
     driver.assert_parity()
+
+
+@pytest.mark.parametrize("form", ["fp8", "int8"])
+def test_a_hybrid_model_has_quantised_linears_of_both_kinds(form):
+    folder, ids = model_path("qwen3.5-tiny"), PROMPTS[0]
+    plain = all_logits(engine_of(folder), ids)
+    llm = engine_of(folder, **BOUNDS[form])
+    off = distance(all_logits(llm, ids), plain)
+    assert 0.001 < off < LIMITS[form], off
+    assert {
+        name.split(".")[-1] for name in quantized_linears(llm.engine.model)
+    } == {
+        *("in_proj", "out_proj", "qkv_proj", "o_proj"),
+        *("gate_up_proj", "down_proj"),
+    }
 
 
 @pytest.fixture(scope="module")

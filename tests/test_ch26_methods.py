@@ -182,13 +182,12 @@ def test_without_a_compiler_torch_computes(monkeypatch, format):
     assert torch.equal(found, quant_linear_torch(x, values, scale, 32))
 
 
-@pytest.mark.parametrize("format", FORMATS)
-def test_rows_of_an_odd_length_are_left_to_torch(format):
-    if format == "int4":
-        pytest.skip("rows of 4 bits are whole blocks")
-    x, values, scale = some(format, 2, 6, 50, 50, torch.float32)
-    exact = F.linear(x, dequantize(values, scale, 50))
-    assert torch.equal(quant_linear(x, values, scale, 50), exact)
+@pytest.mark.parametrize(("columns", "group"), [(50, 50), (96, 16), (80, 32)])
+@pytest.mark.parametrize("format", ["fp8", "int8"])
+def test_odd_rows_and_groups_are_left_to_torch(format, columns, group):
+    x, values, scale = some(format, 2, 6, columns, group, torch.float32)
+    exact = F.linear(x, dequantize(values, scale, group))
+    assert torch.equal(quant_linear(x, values, scale, group), exact)
 
 
 @pytest.mark.parametrize("format", FORMATS)

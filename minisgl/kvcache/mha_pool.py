@@ -56,6 +56,7 @@ class MHAKVCache(BaseKVCachePool):
         """x in the dtype of the pool."""
         if x.dtype == self.dtype:
             return x
+        # Not every torch does it by itself: some make NaN of what is too large.
         limit = torch.finfo(self.dtype).max
         return x.clamp(-limit, limit).to(self.dtype)
 
