@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from minisgl.attention import validate_attn_backend
 from minisgl.distributed import DistributedInfo
+from minisgl.kvcache import HOST_CACHE_POLICIES, HostTier
 from minisgl.moe import validate_moe_backend
 
 # Types only: settings are read before there is a model.
@@ -39,6 +40,10 @@ class EngineConfig:
     max_seq_len_override: a shorter context than the model's own.
     num_page_override: pages of the pool, instead of what memory allows.
     device: ``auto``, ``cpu`` or ``cuda``.
+    host_cache_gb: GiB of host memory, of all ranks together, for prefixes that
+        leave the device; 0 lets them go.
+    host_cache_policy: when they are copied there: ``write_through``, once they
+        are computed, or ``write_back``, when they leave.
 
     Raises:
         ValueError: a value that is out of range or not known.
@@ -60,6 +65,8 @@ class EngineConfig:
     max_seq_len_override: int | None = None
     num_page_override: int | None = None
     device: str = "auto"
+    host_cache_gb: float = 0.0
+    host_cache_policy: str = "write_through"
 
     def __post_init__(self) -> None:
         sizes = ("max_running_req", "page_size")
@@ -86,6 +93,15 @@ class EngineConfig:
                 "distributed_timeout must be above 0 and below a million "
                 f"seconds, got {self.distributed_timeout}"
             )
+        if not 0.0 <= self.host_cache_gb < float("inf"):
+            raise ValueError(
+                f"host_cache_gb must be at least 0, got {self.host_cache_gb}"
+            )
+        if self.host_cache_policy not in HOST_CACHE_POLICIES:
+            raise ValueError(
+                f"host_cache_policy {self.host_cache_policy!r} is not one of "
+                f"{', '.join(HOST_CACHE_POLICIES)}"
+            )
         validate_attn_backend(self.attention_backend)
         validate_moe_backend(self.moe_backend)
 
@@ -106,6 +122,12 @@ class EngineConfig:
         """Longest sequence, prompt and answer together, in tokens."""
         longest = self.model_config.rotary_config.max_position
         return min(longest, self.max_seq_len_override or longest)
+
+    @property
+    def pool_options(self) -> dict[str, Any]:
+        """Settings of the KV pool beside its size."""
+        gib, policy = self.host_cache_gb, self.host_cache_policy
+        return {"host": HostTier(gib, policy)} if gib > 0 else {}
 
     @property
     def distributed_addr(self) -> str:

@@ -5,7 +5,7 @@ The names of the prefix caches alone do not load torch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from minisgl.utils import Registry
 from minisgl.utils.lazy import lazy_names
@@ -22,17 +22,21 @@ if TYPE_CHECKING:
         SizeInfo,
     )
     from minisgl.kvcache.mha_pool import MHAKVCache
+    from minisgl.kvcache.tiered_pool import TieredKVCache
     from minisgl.models import ModelConfig
 
 __all__ = [
+    "HOST_CACHE_POLICIES",
     "SUPPORTED_CACHE_MANAGER",
     "BaseCacheHandle",
     "BaseKVCachePool",
     "BasePrefixCache",
+    "HostTier",
     "InsertResult",
     "MHAKVCache",
     "MatchResult",
     "SizeInfo",
+    "TieredKVCache",
     "create_kvcache_pool",
     "create_prefix_cache",
 ]
@@ -49,8 +53,20 @@ __getattr__ = lazy_names(
             "SizeInfo",
         ],
         "mha_pool": ["MHAKVCache"],
+        "tiered_pool": ["TieredKVCache"],
     },
 )
+
+
+HOST_CACHE_POLICIES = ("write_through", "write_back")
+"""When a prefix is copied to the host: once computed, or when it is evicted."""
+
+
+class HostTier(NamedTuple):
+    """A pool on the host: GiB of all ranks together, and its policy."""
+
+    gib: float
+    policy: str
 
 
 class CacheManagerCreator(Protocol):
@@ -66,11 +82,16 @@ def create_kvcache_pool(
     page_size: int,
     dtype: torch.dtype,
     device: torch.device,
+    host: HostTier | None = None,
 ) -> BaseKVCachePool:
-    """The pool that a model of this configuration needs."""
+    """The pool that a model of this configuration needs.
+
+    host: what lies below it, if anything does.
+    """
+    from minisgl.distributed import get_tp_info
     from minisgl.kvcache.mha_pool import MHAKVCache
 
-    return MHAKVCache(
+    pool: BaseKVCachePool = MHAKVCache(
         num_kv_heads=model_config.num_kv_heads,
         num_layers=model_config.num_layers,
         head_dim=model_config.head_dim,
@@ -79,6 +100,13 @@ def create_kvcache_pool(
         dtype=dtype,
         device=device,
     )
+    if host is not None:
+        from minisgl.kvcache.host_pool import pages_within
+        from minisgl.kvcache.tiered_pool import TieredKVCache
+
+        num_host_pages = pages_within(pool, host.gib, get_tp_info().size)
+        pool = TieredKVCache(pool, num_host_pages, host.policy)
+    return pool
 
 
 @SUPPORTED_CACHE_MANAGER.register("naive")
@@ -86,6 +114,19 @@ def create_naive_cache(device: torch.device) -> BasePrefixCache:
     from minisgl.kvcache.naive_cache import NaivePrefixCache
 
     return NaivePrefixCache(device)
+
+
+@SUPPORTED_CACHE_MANAGER.register("hiradix")
+def create_hiradix_cache(device: torch.device) -> BasePrefixCache:
+    from minisgl.kvcache.hiradix_cache import HiRadixPrefixCache
+
+    pool = _tiered_pool()
+    if pool is None:
+        raise ValueError(
+            "cache type 'hiradix' has no memory; give it some with "
+            "--host-cache-gb, or choose radix"
+        )
+    return HiRadixPrefixCache(device, pool)
 
 
 @SUPPORTED_CACHE_MANAGER.register("radix")
@@ -96,10 +137,22 @@ def create_radix_cache(device: torch.device) -> BasePrefixCache:
 
 
 def create_prefix_cache(device: torch.device, type: str) -> BasePrefixCache:
-    """A cache of that name; ``auto`` is the last one registered.
+    """A cache of that name; ``auto`` is the best for the current context's pool.
 
-    The page size is the current context's.
+    The page size is the context's, too.
+
+    Raises:
+        ValueError: the name is not known, or the pool lacks what it needs.
     """
     if type == "auto":
-        type = SUPPORTED_CACHE_MANAGER.supported_names()[-1]
+        type = "radix" if _tiered_pool() is None else "hiradix"
     return SUPPORTED_CACHE_MANAGER[type](device)
+
+
+def _tiered_pool() -> TieredKVCache | None:
+    """The pool of the current context, if it has a tier on the host."""
+    from minisgl.core import get_global_ctx
+    from minisgl.kvcache.tiered_pool import TieredKVCache
+
+    pool = getattr(get_global_ctx(), "kv_cache", None)
+    return pool if isinstance(pool, TieredKVCache) else None

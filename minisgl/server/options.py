@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from minisgl.attention import SUPPORTED_ATTENTION_BACKENDS
-from minisgl.kvcache import SUPPORTED_CACHE_MANAGER
+from minisgl.kvcache import HOST_CACHE_POLICIES, SUPPORTED_CACHE_MANAGER
 from minisgl.moe import SUPPORTED_MOE_BACKENDS
 from minisgl.server import checks
 
@@ -30,6 +30,7 @@ _DTYPES = ("auto", "float32", "bfloat16", "float16")
 _BACKENDS = ("auto", *SUPPORTED_ATTENTION_BACKENDS.supported_names())
 _MOE_BACKENDS = ("auto", *SUPPORTED_MOE_BACKENDS.supported_names())
 _CACHES = ("auto", *SUPPORTED_CACHE_MANAGER.supported_names())
+_POLICIES = HOST_CACHE_POLICIES
 
 GROUPS = {
     "Model": [
@@ -145,6 +146,21 @@ GROUPS = {
             "--cache-type",
             f"Which prefix cache: {', '.join(_CACHES)}.",
             check=checks.one_of(*_CACHES),
+        ),
+        Option(
+            "host_cache_gb",
+            float,
+            "--host-cache-gb",
+            "GiB of host memory, for all ranks together, to keep prefixes in "
+            "that leave the device. With 0 they are gone.",
+        ),
+        Option(
+            "host_cache_policy",
+            str,
+            "--host-cache-policy",
+            f"When prefixes are copied to the host: {', '.join(_POLICIES)}: "
+            "once they are computed, or when they leave.",
+            check=checks.one_of(*_POLICIES),
         ),
     ],
     "Server": [
