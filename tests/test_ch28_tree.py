@@ -389,13 +389,11 @@ def test_memory_is_divided_among_ranks():
 
 def test_the_cache_goes_with_the_pool():
     shelf = Shelf(4, 4)
-    assert isinstance(create_prefix_cache(CPU, "radix"), RadixPrefixCache)
-    assert create_prefix_cache(CPU, "hiradix").size_info == (0, 0)
-    assert type(create_prefix_cache(CPU, "radix")) is RadixPrefixCache
-    assert type(create_prefix_cache(CPU, "auto")) is type(shelf.cache)
+    for name in ("radix", "auto"):
+        assert type(create_prefix_cache(CPU, name)) is type(shelf.cache)
     set_global_ctx(Context(1))
-    assert type(create_prefix_cache(CPU, "auto")) is RadixPrefixCache
-    with pytest.raises(ValueError, match="--host-cache-gb"):
-        create_prefix_cache(CPU, "hiradix")
+    plain = create_prefix_cache(CPU, "auto")
+    assert type(plain) is RadixPrefixCache
+    assert plain.match_prefix(shelf.ids("ab")).host_handle is None
     with pytest.raises(TypeError, match="nothing on the host"):
-        create_prefix_cache(CPU, "radix").load_prefix(None, None)
+        plain.load_prefix(plain.match_prefix(shelf.ids("")).cuda_handle, None)

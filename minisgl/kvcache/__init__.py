@@ -116,43 +116,25 @@ def create_naive_cache(device: torch.device) -> BasePrefixCache:
     return NaivePrefixCache(device)
 
 
-@SUPPORTED_CACHE_MANAGER.register("hiradix")
-def create_hiradix_cache(device: torch.device) -> BasePrefixCache:
-    from minisgl.kvcache.hiradix_cache import HiRadixPrefixCache
-
-    pool = _tiered_pool()
-    if pool is None:
-        raise ValueError(
-            "cache type 'hiradix' has no memory; give it some with "
-            "--host-cache-gb, or choose radix"
-        )
-    return HiRadixPrefixCache(device, pool)
-
-
 @SUPPORTED_CACHE_MANAGER.register("radix")
 def create_radix_cache(device: torch.device) -> BasePrefixCache:
+    from minisgl.core import get_global_ctx
+    from minisgl.kvcache.hiradix_cache import HiRadixPrefixCache
     from minisgl.kvcache.radix_cache import RadixPrefixCache
+    from minisgl.kvcache.tiered_pool import TieredKVCache
 
+    pool = getattr(get_global_ctx(), "kv_cache", None)
+    if isinstance(pool, TieredKVCache):
+        return HiRadixPrefixCache(device, pool)
     return RadixPrefixCache(device)
 
 
 def create_prefix_cache(device: torch.device, type: str) -> BasePrefixCache:
-    """A cache of that name; ``auto`` is the best for the current context's pool.
+    """A cache of that name; ``auto`` is the last one registered.
 
-    The page size is the context's, too.
-
-    Raises:
-        ValueError: the name is not known, or the pool lacks what it needs.
+    The page size is the current context's, and so is the pool, which may have a
+    tier on the host.
     """
     if type == "auto":
-        type = "radix" if _tiered_pool() is None else "hiradix"
+        type = SUPPORTED_CACHE_MANAGER.supported_names()[-1]
     return SUPPORTED_CACHE_MANAGER[type](device)
-
-
-def _tiered_pool() -> TieredKVCache | None:
-    """The pool of the current context, if it has a tier on the host."""
-    from minisgl.core import get_global_ctx
-    from minisgl.kvcache.tiered_pool import TieredKVCache
-
-    pool = getattr(get_global_ctx(), "kv_cache", None)
-    return pool if isinstance(pool, TieredKVCache) else None

@@ -40,6 +40,7 @@ def draw(name: str, language: str) -> Canvas:
         scenes_roof,
         scenes_schedule,
         scenes_serve,
+        scenes_tiers,
     )
 
     if name not in DIAGRAMS:
