@@ -4,6 +4,7 @@ import random
 
 import numpy as np
 import pytest
+import torch
 
 from minisgl.core import SamplingParams
 from minisgl.distributed import DistributedInfo
@@ -262,6 +263,21 @@ def test_copies_may_be_as_late_as_their_events(late, monkeypatch, seed):
     near.finish()
     assert driver.cache.loaded_tokens > 0
     driver.assert_clean()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("watched", [True, False], ids=["audit", "free"])
+@pytest.mark.parametrize("seed", range(4))
+def test_on_a_gpu_answers_are_the_same(monkeypatch, seed, watched):
+    """An audit waits for the device; without one the streams run as they do."""
+    if not watched:
+        monkeypatch.setattr(TieredDriver, "audit", lambda self: None)
+    monkeypatch.setattr(hiradix_cache, "_AT_ONCE", 16)
+    driver = workload(seed, device="cuda", attention_backend="torch")
+    near = RandomParity()
+    driver.assert_parity(near=near)
+    near.finish()
+    driver.assert_every_page()
 
 
 def test_a_layer_waits_for_its_own_pages_only(late):

@@ -58,10 +58,11 @@ class TieredDriver(Driver):
 
     def _equal(self, pages: torch.Tensor, on_host: torch.Tensor) -> None:
         transfers = self.cache._transfers
+        transfers._stream.synchronize()
         for layer, caches in enumerate(transfers._caches):
             for side, cache in enumerate(caches):
                 copy = transfers._host[layer, side, on_host]
-                differ = cache[pages].view(torch.float32) - copy.view(
+                differ = cache[pages].cpu().view(torch.float32) - copy.view(
                     torch.float32
                 )
                 # Not bit by bit: a node that was computed anew while its copy

@@ -160,6 +160,9 @@ def main(
     gib: Annotated[float, typer.Option(help="Of the host.")] = 1.0,
     trials: Annotated[int, typer.Option(min=1)] = 3,
     threads: Annotated[int, typer.Option(help="On a CPU.")] = 1,
+    most: Annotated[
+        float, typer.Option(help="Fail if the longest takes more of the time.")
+    ] = 1.0,
 ) -> None:
     """Print a row for each length, and from where on loading is quicker."""
     from minisgl.benchmark.shapes import shape_folder
@@ -179,12 +182,14 @@ def main(
             host_cache_gb=gib,
             host_cache_policy=policy,
         )
-        _report(bench, shape or model, policy, wanted, trials)
+        ratio = _report(bench, shape or model, policy, wanted, trials)
+    if ratio > most:
+        raise SystemExit(f"error: {ratio:.2f} of the time, not {most} at most")
 
 
 def _report(
     bench: Bench, name: str, policy: str, lengths: list[int], trials: int
-) -> None:
+) -> float:
     engine = bench.llm.engine
     pool = engine.ctx.kv_cache
     size = 2 * pool.num_layers * pool.k_cache(0)[0].nbytes
@@ -211,7 +216,8 @@ def _report(
     same = sum(other == first for other in others)
     print(f"answers of {ANSWER} tokens equal to the computed one: {same} of 2")
     if same < 2:
-        raise SystemExit(1)
+        raise SystemExit("error: the answers differ")
+    return ratio
 
 
 if __name__ == "__main__":

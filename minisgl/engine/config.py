@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from minisgl.attention import validate_attn_backend
 from minisgl.distributed import DistributedInfo
@@ -115,19 +115,17 @@ class EngineConfig:
     def model_config(self) -> ModelConfig:
         from minisgl.models import ModelConfig
 
-        return ModelConfig.from_hf(self.hf_config)
+        tier = HostTier(self.host_cache_gb, self.host_cache_policy)
+        return replace(
+            ModelConfig.from_hf(self.hf_config),
+            host_tier=tier if tier.gib > 0 else None,
+        )
 
     @property
     def max_seq_len(self) -> int:
         """Longest sequence, prompt and answer together, in tokens."""
         longest = self.model_config.rotary_config.max_position
         return min(longest, self.max_seq_len_override or longest)
-
-    @property
-    def pool_options(self) -> dict[str, Any]:
-        """Settings of the KV pool beside its size."""
-        gib, policy = self.host_cache_gb, self.host_cache_policy
-        return {"host": HostTier(gib, policy)} if gib > 0 else {}
 
     @property
     def distributed_addr(self) -> str:

@@ -95,7 +95,6 @@ class Engine:
             config.page_size,
             self.dtype,
             self.device,
-            **config.pool_options,
         )
         # Whole pages fit in a row, and its last column is nobody's.
         length = align_ceil(self.max_seq_len + 1, config.page_size)

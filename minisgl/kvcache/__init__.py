@@ -82,13 +82,8 @@ def create_kvcache_pool(
     page_size: int,
     dtype: torch.dtype,
     device: torch.device,
-    host: HostTier | None = None,
 ) -> BaseKVCachePool:
-    """The pool that a model of this configuration needs.
-
-    host: what lies below it, if anything does.
-    """
-    from minisgl.distributed import get_tp_info
+    """The pool that a model of this configuration needs."""
     from minisgl.kvcache.mha_pool import MHAKVCache
 
     pool: BaseKVCachePool = MHAKVCache(
@@ -100,13 +95,15 @@ def create_kvcache_pool(
         dtype=dtype,
         device=device,
     )
-    if host is not None:
-        from minisgl.kvcache.host_pool import pages_within
-        from minisgl.kvcache.tiered_pool import TieredKVCache
+    tier = model_config.host_tier
+    if tier is None:
+        return pool
+    from minisgl.distributed import get_tp_info
+    from minisgl.kvcache.host_pool import pages_within
+    from minisgl.kvcache.tiered_pool import TieredKVCache
 
-        num_host_pages = pages_within(pool, host.gib, get_tp_info().size)
-        pool = TieredKVCache(pool, num_host_pages, host.policy)
-    return pool
+    num_host_pages = pages_within(pool, tier.gib, get_tp_info().size)
+    return TieredKVCache(pool, num_host_pages, tier.policy)
 
 
 @SUPPORTED_CACHE_MANAGER.register("naive")

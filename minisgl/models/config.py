@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import PretrainedConfig
+
+if TYPE_CHECKING:
+    from minisgl.kvcache import HostTier
 
 # Switches that would change the result if they were passed over.
 _UNSUPPORTED = (
@@ -35,6 +38,8 @@ class ModelConfig:
     """Sizes and switches of a decoder-only model.
 
     The four that tell of experts are 0 and False in a model without any.
+
+    host_tier: the pool below that of keys and values; None if there is none.
     """
 
     num_layers: int
@@ -54,6 +59,7 @@ class ModelConfig:
     norm_topk_prob: bool
     model_type: str
     architectures: list[str]
+    host_tier: HostTier | None = None
 
     @property
     def is_moe(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -93,18 +95,20 @@ def pinned_zeros(
 ) -> torch.Tensor:
     """Zeros in the host's memory that the device copies from and to on its own.
 
-    Registered as they are: torch's own pinned memory comes in powers of two.
+    Whole pages of the system's, registered as they are: torch's own pinned
+    memory comes in powers of two.
 
     Raises:
         RuntimeError: the machine has not so much memory to spare.
     """
-    zeros = torch.zeros(*shape, dtype=dtype)
+    size = math.prod(shape) * dtype.itemsize
+    memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    zeros = torch.frombuffer(memory, dtype=dtype).view(*shape)
     if device.type == "cuda":
         runtime, place = torch.cuda.cudart(), zeros.data_ptr()
-        if int(runtime.cudaHostRegister(place, zeros.nbytes, 0)) != 0:
-            size = zeros.nbytes / 2**30
+        if int(runtime.cudaHostRegister(place, size, 0)) != 0:
             raise RuntimeError(
-                f"{size:.1f} GiB of host memory cannot be pinned"
+                f"{size / 2**30:.1f} GiB of host memory cannot be pinned"
             )
         weakref.finalize(zeros, runtime.cudaHostUnregister, place)
     return zeros
