@@ -14,6 +14,7 @@ from minisgl.kvcache import transfer as transfer_file
 from minisgl.kvcache.transfer import Transfers
 from minisgl.llm import LLM
 from minisgl.server.args import parse_args
+from minisgl.server.metrics import Metrics
 from tests.driver import Driver
 from tests.late_device import LateEvent, LateStream
 from tests.parity import RandomParity, model_under_test, reference
@@ -345,6 +346,20 @@ def test_memory_is_taken_by_the_cache_that_uses_it(monkeypatch):
     assert made == []
     Driver(TINY, pages=64, host_cache_gb=0.01)
     assert len(made) == 1
+
+
+def test_metrics_tell_of_the_host():
+    driver = start()
+    for uid in range(3):
+        ask(driver, uid, ids(uid % 2, 70))
+    numbers = driver.scheduler.replies.status(7, driver.scheduler).numbers
+    assert (numbers["host_pages"], numbers["loaded_tokens"]) == (8, 64)
+    text = Metrics().show(numbers).decode()
+    assert "\nminisgl_host_pages 8.0\n" in text
+    assert "\nminisgl_loaded_tokens_total 64.0\n" in text
+    scheduler = Driver(TINY, pages=64).scheduler
+    plain = scheduler.replies.status(7, scheduler).numbers
+    assert "host" not in Metrics().show(plain).decode()
 
 
 def test_c05_cached_tokens_count_what_came_from_the_host():

@@ -128,7 +128,7 @@ def test_what_leaves_the_device_is_found_on_the_host(policy, size):
     assert shelf.put("abcd") == (0, 4)
     assert shelf.match("abcd") == (4, 4)
     assert shelf.cache.loaded_tokens == 4 * size
-    assert shelf.cache.host_size == 8 * size
+    assert shelf.cache.numbers == {"host_pages": 8, "loaded_tokens": 4 * size}
 
 
 @POLICIES

@@ -149,6 +149,11 @@ class BasePrefixCache(ABC):
     @abstractmethod
     def size_info(self) -> SizeInfo: ...
 
+    @property
+    def numbers(self) -> dict[str, int]:
+        """What there is to count beside tokens on the device, by name."""
+        return {}
+
     @abstractmethod
     def check_integrity(self) -> None:
         """Raise RuntimeError when the books do not balance."""

@@ -58,6 +58,7 @@ class HiRadixPrefixCache(RadixPrefixCache):
     def load_prefix(
         self, handle: BaseCacheHandle, indices: torch.Tensor
     ) -> None:
+        """Give the slots to what has none, from above to below, and read it."""
         assert isinstance(handle, RadixCacheHandle)
         nodes, node = [], handle.node
         while not _on_device(node):
@@ -234,10 +235,10 @@ class HiRadixPrefixCache(RadixPrefixCache):
         return (slots[:: self.page_size] // self.page_size).long()
 
     @property
-    def host_size(self) -> int:
-        """Tokens whose keys and values are on the host."""
-        pages = self.host_pages.num_pages - self.host_pages.num_free
-        return pages * self.page_size
+    def numbers(self) -> dict[str, int]:
+        """Pages in use on the host, and tokens that came back from there."""
+        used = self.host_pages.num_pages - self.host_pages.num_free
+        return {"host_pages": used, "loaded_tokens": self.loaded_tokens}
 
     def check_integrity(self) -> None:
         super().check_integrity()
