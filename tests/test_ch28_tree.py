@@ -379,6 +379,7 @@ def test_memory_is_divided_among_ranks():
     size = 2 * 3 * 16 * 2 * 8 * 2
     assert pages_within(pool, 100 * size / 2**30, 1) == 100
     assert pages_within(pool, 100 * size / 2**30, 4) == 25
+    assert pages_within(pool, 1.5 * size / 2**30, 1) == 1
     with pytest.raises(ValueError, match="no page: one takes"):
         pages_within(pool, size / 2**30, 2)
     with pytest.raises(
