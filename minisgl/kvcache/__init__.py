@@ -88,7 +88,7 @@ def create_kvcache_pool(
 
     pool: BaseKVCachePool = MHAKVCache(
         num_kv_heads=model_config.num_kv_heads,
-        num_layers=model_config.num_layers,
+        num_layers=model_config.num_kv_layers,
         head_dim=model_config.head_dim,
         num_pages=num_pages,
         page_size=page_size,
@@ -115,11 +115,15 @@ def create_naive_cache(device: torch.device) -> BasePrefixCache:
 
 @SUPPORTED_CACHE_MANAGER.register("radix")
 def create_radix_cache(device: torch.device) -> BasePrefixCache:
+    from minisgl.attention.stateful import current_states
     from minisgl.core import get_global_ctx
     from minisgl.kvcache.hiradix_cache import HiRadixPrefixCache
+    from minisgl.kvcache.hybrid_cache import HybridRadixCache
     from minisgl.kvcache.radix_cache import RadixPrefixCache
     from minisgl.kvcache.tiered_pool import TieredKVCache
 
+    if (states := current_states()) is not None:
+        return HybridRadixCache(device, states)
     pool = getattr(get_global_ctx(), "kv_cache", None)
     if isinstance(pool, TieredKVCache):
         return HiRadixPrefixCache(device, pool)
@@ -129,8 +133,8 @@ def create_radix_cache(device: torch.device) -> BasePrefixCache:
 def create_prefix_cache(device: torch.device, type: str) -> BasePrefixCache:
     """A cache of that name; ``auto`` is the last one registered.
 
-    The page size is the current context's, and so is the pool, which may have a
-    tier on the host.
+    The page size is the current context's, and so are the pool of states, if the
+    model needs one, and a tier on the host, if there is one.
     """
     if type == "auto":
         type = SUPPORTED_CACHE_MANAGER.supported_names()[-1]

@@ -34,6 +34,7 @@ def draw(name: str, language: str) -> Canvas:
     from tools.drawing import (  # noqa: F401
         scenes_compute,
         scenes_faster,
+        scenes_hybrid,
         scenes_kernels,
         scenes_measured,
         scenes_parallel,
