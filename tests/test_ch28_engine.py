@@ -329,6 +329,11 @@ def test_the_command_line_knows_both(capsys):
     assert "write_through, write_back" in capsys.readouterr().err
 
 
+def test_a_hybrid_model_is_refused():
+    with pytest.raises(ValueError, match="host_cache_gb has to be 0"):
+        Driver(model_path("qwen3.5-tiny"), host_cache_gb=0.1)
+
+
 def test_without_memory_nothing_changes():
     driver = Driver(TINY, pages=64)
     cache = driver.scheduler.cache_manager.prefix_cache
