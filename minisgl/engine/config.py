@@ -10,6 +10,11 @@ from minisgl.attention import validate_attn_backend
 from minisgl.distributed import DistributedInfo
 from minisgl.kvcache import HOST_CACHE_POLICIES, HostTier
 from minisgl.moe import validate_moe_backend
+from minisgl.quant import (
+    SUPPORTED_KV_DTYPES,
+    SUPPORTED_QUANTIZATION,
+    quantize_on_load,
+)
 
 # Types only: settings are read before there is a model.
 if TYPE_CHECKING:
@@ -40,6 +45,9 @@ class EngineConfig:
     max_seq_len_override: a shorter context than the model's own.
     num_page_override: pages of the pool, instead of what memory allows.
     device: ``auto``, ``cpu`` or ``cuda``.
+    quantization: fp8, int8 or int4, for the linears of a checkpoint that is in
+        full precision. One that is quantised is recognised without it.
+    kv_cache_dtype: what keys and values are kept in, fp8_e4m3 or ``auto``.
     host_cache_gb: GiB of host memory, of all ranks together, for prefixes that
         leave the device; 0 lets them go.
     host_cache_policy: when they are copied there: ``write_through``, once they
@@ -65,6 +73,8 @@ class EngineConfig:
     max_seq_len_override: int | None = None
     num_page_override: int | None = None
     device: str = "auto"
+    quantization: str | None = None
+    kv_cache_dtype: str = "auto"
     host_cache_gb: float = 0.0
     host_cache_policy: str = "write_through"
 
@@ -104,6 +114,13 @@ class EngineConfig:
             )
         validate_attn_backend(self.attention_backend)
         validate_moe_backend(self.moe_backend)
+        if self.quantization is not None:
+            SUPPORTED_QUANTIZATION.assert_supported(self.quantization)
+        if self.kv_cache_dtype not in SUPPORTED_KV_DTYPES:
+            raise ValueError(
+                f"kv_cache_dtype {self.kv_cache_dtype!r} is not supported; use "
+                f"one of {', '.join(SUPPORTED_KV_DTYPES)}"
+            )
 
     @cached_property
     def hf_config(self) -> PretrainedConfig:
@@ -115,9 +132,15 @@ class EngineConfig:
     def model_config(self) -> ModelConfig:
         from minisgl.models import ModelConfig
 
+        config = ModelConfig.from_hf(self.hf_config)
+        quantization = config.quantization
+        if self.quantization is not None:
+            quantization = quantize_on_load(self.quantization, quantization)
         tier = HostTier(self.host_cache_gb, self.host_cache_policy)
         return replace(
-            ModelConfig.from_hf(self.hf_config),
+            config,
+            quantization=quantization,
+            kv_cache_dtype=self.kv_cache_dtype,
             host_tier=tier if tier.gib > 0 else None,
         )
 

@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 from minisgl.attention import SUPPORTED_ATTENTION_BACKENDS
-from minisgl.kvcache import HOST_CACHE_POLICIES, SUPPORTED_CACHE_MANAGER
+from minisgl.kvcache import SUPPORTED_CACHE_MANAGER
 from minisgl.moe import SUPPORTED_MOE_BACKENDS
 from minisgl.server import checks
+from minisgl.server.more_options import MORE_GROUPS
+from minisgl.server.option import Option
 
-
-class Option(NamedTuple):
-    """An option: which setting it is, of which type, its names, what it does.
-
-    check: returns the value as it is to be, or raises typer.BadParameter.
-    env: the variable of the environment that stands in for it.
-    """
-
-    setting: str
-    kind: Any
-    names: str
-    text: str
-    check: checks.Check | None = None
-    env: str | None = None
-
+__all__ = ["GROUPS", "Option"]
 
 # As in utils/torch_utils.py, which needs torch.
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 _BACKENDS = ("auto", *SUPPORTED_ATTENTION_BACKENDS.supported_names())
 _MOE_BACKENDS = ("auto", *SUPPORTED_MOE_BACKENDS.supported_names())
 _CACHES = ("auto", *SUPPORTED_CACHE_MANAGER.supported_names())
-_POLICIES = HOST_CACHE_POLICIES
 
 GROUPS = {
     "Model": [
@@ -147,22 +132,8 @@ GROUPS = {
             f"Which prefix cache: {', '.join(_CACHES)}.",
             check=checks.one_of(*_CACHES),
         ),
-        Option(
-            "host_cache_gb",
-            float,
-            "--host-cache-gb",
-            "GiB of host memory, for all ranks together, to keep prefixes in "
-            "that leave the device. With 0 they are gone.",
-        ),
-        Option(
-            "host_cache_policy",
-            str,
-            "--host-cache-policy",
-            f"When prefixes are copied to the host: {', '.join(_POLICIES)}: "
-            "once they are computed, or when they leave.",
-            check=checks.one_of(*_POLICIES),
-        ),
     ],
+    **MORE_GROUPS,
     "Server": [
         Option(
             "server_host",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import PretrainedConfig
 
 from minisgl.models.linear_config import LinearConfig
+
+if TYPE_CHECKING:
+    import torch
 
 # Switches that would change the result if they were passed over.
 _UNSUPPORTED = (
@@ -75,6 +78,10 @@ class ModelConfig:
         """Layers that keep keys and values."""
         linear = self.linear.num_layers if self.linear is not None else 0
         return self.num_layers - linear
+
+    def kv_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Of keys and values in their pool, if all else is in `dtype`."""
+        return dtype
 
     @classmethod
     def from_hf(cls, config: PretrainedConfig) -> ModelConfig:
