@@ -108,6 +108,16 @@ def test_two_requests_of_one_batch_share_what_comes(policy):
     driver.assert_every_page()
 
 
+def test_keys_of_eight_bits_come_back_as_they_were(monkeypatch):
+    monkeypatch.setattr(TieredDriver, "audit", lambda self: None)
+    driver = start(kv_cache_dtype="fp8_e4m3")
+    for uid, seed in enumerate((0, 0, 1, 0)):
+        ask(driver, uid, ids(seed, 70))
+    assert driver.cache.loaded_tokens == 64
+    assert driver.answers[3] == driver.answers[1], "as from the device"
+    driver.assert_every_page()
+
+
 @pytest.mark.parity
 def test_a_chunked_prompt_loads_once():
     driver = start(max_extend_tokens=8, overlap=True)
