@@ -13,8 +13,10 @@ from minisgl.kvcache import hiradix_cache, tiered_pool
 from minisgl.kvcache import transfer as transfer_file
 from minisgl.kvcache.transfer import Transfers
 from minisgl.llm import LLM
+from minisgl.scheduler.speculative import SpeculativeScheduler
 from minisgl.server.args import parse_args
 from minisgl.server.metrics import Metrics
+from tests import driver as driver_file
 from tests.driver import Driver
 from tests.late_device import LateEvent, LateStream
 from tests.parity import RandomParity, model_under_test, reference
@@ -174,6 +176,17 @@ def test_random_workloads_answer_as_if_there_were_room(monkeypatch, group):
         driver.assert_every_page()
     near.finish()
     assert loaded > 100
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("seed", range(3))
+def test_guessing_and_two_tiers_go_together(monkeypatch, seed):
+    monkeypatch.setattr(driver_file, "Scheduler", SpeculativeScheduler)
+    driver = workload(seed, speculative="ngram")
+    near = RandomParity()
+    driver.assert_parity(near=near)
+    near.finish()
+    driver.assert_every_page()
 
 
 @pytest.mark.parity

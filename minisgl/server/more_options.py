@@ -28,6 +28,40 @@ MORE_GROUPS = {
             check=checks.one_of(*SUPPORTED_KV_DTYPES),
         ),
     ],
+    "Speculation": [
+        Option(
+            "speculative",
+            str | None,
+            "--speculative",
+            "Who guesses tokens that one step then checks: ngram, the text "
+            "itself, or draft, a smaller model. If not given, nobody.",
+        ),
+        Option(
+            "speculative_tokens",
+            int,
+            "--speculative-tokens",
+            "Most tokens to guess for a request in a step.",
+        ),
+        Option(
+            "speculative_draft_model",
+            str | None,
+            "--speculative-draft-model",
+            "The smaller model: a folder or the id of one with the same "
+            "tokenizer.",
+        ),
+        Option(
+            "speculative_ngram_min",
+            int,
+            "--speculative-ngram-min",
+            "How many tokens must agree with the end of a text.",
+        ),
+        Option(
+            "speculative_ngram_max",
+            int,
+            "--speculative-ngram-max",
+            "How many are compared at most.",
+        ),
+    ],
     "Host cache": [
         Option(
             "host_cache_gb",

@@ -43,6 +43,7 @@ def draw(name: str, language: str) -> Canvas:
         scenes_roof,
         scenes_schedule,
         scenes_serve,
+        scenes_speculative,
         scenes_tiers,
     )
 
