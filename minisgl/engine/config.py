@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from minisgl.attention import validate_attn_backend
 from minisgl.distributed import DistributedInfo
+from minisgl.kvcache import HOST_CACHE_POLICIES, HostTier
 from minisgl.moe import validate_moe_backend
 from minisgl.quant import (
     SUPPORTED_KV_DTYPES,
@@ -47,6 +48,10 @@ class EngineConfig:
     quantization: fp8, int8 or int4, for the linears of a checkpoint that is in
         full precision. One that is quantised is recognised without it.
     kv_cache_dtype: what keys and values are kept in, fp8_e4m3 or ``auto``.
+    host_cache_gb: GiB of host memory, of all ranks together, for prefixes that
+        leave the device; 0 lets them go.
+    host_cache_policy: when they are copied there: ``write_through``, once they
+        are computed, or ``write_back``, when they leave.
 
     Raises:
         ValueError: a value that is out of range or not known.
@@ -70,6 +75,8 @@ class EngineConfig:
     device: str = "auto"
     quantization: str | None = None
     kv_cache_dtype: str = "auto"
+    host_cache_gb: float = 0.0
+    host_cache_policy: str = "write_through"
 
     def __post_init__(self) -> None:
         sizes = ("max_running_req", "page_size")
@@ -96,6 +103,15 @@ class EngineConfig:
                 "distributed_timeout must be above 0 and below a million "
                 f"seconds, got {self.distributed_timeout}"
             )
+        if not 0.0 <= self.host_cache_gb < float("inf"):
+            raise ValueError(
+                f"host_cache_gb must be at least 0, got {self.host_cache_gb}"
+            )
+        if self.host_cache_policy not in HOST_CACHE_POLICIES:
+            raise ValueError(
+                f"host_cache_policy {self.host_cache_policy!r} is not one of "
+                f"{', '.join(HOST_CACHE_POLICIES)}"
+            )
         validate_attn_backend(self.attention_backend)
         validate_moe_backend(self.moe_backend)
         if self.quantization is not None:
@@ -120,10 +136,12 @@ class EngineConfig:
         quantization = config.quantization
         if self.quantization is not None:
             quantization = quantize_on_load(self.quantization, quantization)
+        tier = HostTier(self.host_cache_gb, self.host_cache_policy)
         return replace(
             config,
             quantization=quantization,
             kv_cache_dtype=self.kv_cache_dtype,
+            host_tier=tier if tier.gib > 0 else None,
         )
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PretrainedConfig
@@ -11,6 +11,9 @@ from transformers import PretrainedConfig
 from minisgl.models.linear_config import LinearConfig
 from minisgl.quant import QuantConfig
 from minisgl.quant.published import read_quantization
+
+if TYPE_CHECKING:
+    from minisgl.kvcache import HostTier
 
 # Switches that would change the result if they were passed over.
 _UNSUPPORTED = (
@@ -47,6 +50,7 @@ class ModelConfig:
         attend.
     quantization: of the linears' weights; None if they are as computed with.
     kv_cache_dtype: of keys and values, auto or fp8_e4m3.
+    host_tier: the pool below that of keys and values; None if there is none.
     """
 
     num_layers: int
@@ -70,12 +74,18 @@ class ModelConfig:
     linear: LinearConfig | None = None
     quantization: QuantConfig | None = None
     kv_cache_dtype: str = "auto"
+    host_tier: HostTier | None = None
 
     def __post_init__(self) -> None:
         if self.is_moe and self.quantization is not None:
             raise ValueError(
                 "a model with experts cannot be quantised: the kernels of its "
                 "experts take whole weights only"
+            )
+        if self.linear is not None and self.host_tier is not None:
+            raise ValueError(
+                "host_cache_gb has to be 0 for a model whose layers keep states: "
+                "the host has pages of keys and values only"
             )
 
     @property

@@ -136,6 +136,12 @@ class Metrics(Collector):
         for state, count in states.items():
             pages.add_metric([state], count)
         yield pages
+        if "host_pages" in found:
+            host, loaded = found["host_pages"], found["loaded_tokens"]
+            text = "Pages that the host holds below the KV pool."
+            yield GaugeMetricFamily("minisgl_host_pages", text, host)
+            text = "Tokens of prompts that came back from the host."
+            yield CounterMetricFamily("minisgl_loaded_tokens", text, loaded)
 
 
 @router.get("/metrics", include_in_schema=False)

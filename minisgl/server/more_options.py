@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from minisgl.kvcache import HOST_CACHE_POLICIES
 from minisgl.quant import SUPPORTED_KV_DTYPES, SUPPORTED_QUANTIZATION
 from minisgl.server import checks
 from minisgl.server.option import Option
@@ -59,6 +60,24 @@ MORE_GROUPS = {
             int,
             "--speculative-ngram-max",
             "How many are compared at most.",
+        ),
+    ],
+    "Host cache": [
+        Option(
+            "host_cache_gb",
+            float,
+            "--host-cache-gb",
+            "GiB of host memory, for all ranks together, to keep prefixes in "
+            "that leave the device. With 0 they are gone.",
+        ),
+        Option(
+            "host_cache_policy",
+            str,
+            "--host-cache-policy",
+            "When prefixes are copied to the host: "
+            f"{' or '.join(HOST_CACHE_POLICIES)}. That is once they are "
+            "computed, or when they leave.",
+            check=checks.one_of(*HOST_CACHE_POLICIES),
         ),
     ],
 }

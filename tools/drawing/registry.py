@@ -44,6 +44,7 @@ def draw(name: str, language: str) -> Canvas:
         scenes_schedule,
         scenes_serve,
         scenes_speculative,
+        scenes_tiers,
     )
 
     if name not in DIAGRAMS:
