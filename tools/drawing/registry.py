@@ -33,6 +33,7 @@ def draw(name: str, language: str) -> Canvas:
     # Scenes register themselves when their files are imported.
     from tools.drawing import (  # noqa: F401
         scenes_compute,
+        scenes_deploy,
         scenes_faster,
         scenes_kernels,
         scenes_measured,
