@@ -26,35 +26,35 @@ GREEDY = {"temperature": 0, "ignore_eos": True}
 
 
 class Deployed(Live):
-    """A deployment; all its processes are known by a variable they inherit."""
+    """A deployment; all its processes are known by a variable they inherit.
+
+    mark: of the Ray cluster that it uses; with it only the command is its own.
+    """
 
     def __init__(
-        self, folder: Path, model: str | Path, *options: str, port: int = 0
+        self,
+        folder: Path,
+        model: str | Path,
+        *options: str,
+        port: int = 0,
+        mark: str | None = None,
     ) -> None:
         # Ray's sockets lie below it, and their paths may not be long.
         self.tmp = Path(tempfile.mkdtemp(prefix="d29-", dir="/tmp"))
-        self.mark = secrets.token_hex(32)
+        self._shared = mark is not None
+        self.mark = mark or secrets.token_hex(32)
         super().__init__(
             folder,
             model,
             *options,
             port=port,
-            module="minisgl.deploy",
+            module="minisgl.deploy.__main__",
             env={"TMPDIR": str(self.tmp), "RAY_AUTH_TOKEN": self.mark},
         )
 
     def pids(self) -> list[int]:
         """All living processes that it has started, directly or not."""
-        found = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            pid = int(folder.name)
-            stat = read_proc(pid, "stat").rpartition(")")[2].split()
-            if stat and stat[0] not in "ZX" and self._is_ours(pid):
-                found.append(pid)
-        return sorted(found)
-
-    def _is_ours(self, pid: int) -> bool:
-        return f"RAY_AUTH_TOKEN={self.mark}" in read_proc(pid, "environ")
+        return super().pids() if self._shared else pids_of(self.mark)
 
     def socket_dirs(self) -> list[Path]:
         return list(self.tmp.glob("*")) if self.tmp.exists() else []
@@ -103,6 +103,18 @@ class Deployed(Live):
             seconds,
             f"{count} open replicas",
         )
+
+
+def pids_of(mark: str) -> list[int]:
+    """All living processes that have this token."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        pid = int(folder.name)
+        stat = read_proc(pid, "stat").rpartition(")")[2].split()
+        ours = f"RAY_AUTH_TOKEN={mark}" in read_proc(pid, "environ")
+        if ours and stat and stat[0] not in "ZX":
+            found.append(pid)
+    return sorted(found)
 
 
 def parent(pid: int) -> int:

@@ -3,12 +3,16 @@
 import asyncio
 import json
 import os
+import secrets
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
@@ -16,7 +20,15 @@ import pytest
 
 from minisgl.deploy.policy import PrefixPolicy, RandomPolicy
 from minisgl.utils import load_tokenizer
-from tests.deployed import GREEDY, Deployed, converse, kill, parent, routed
+from tests.deployed import (
+    GREEDY,
+    Deployed,
+    converse,
+    kill,
+    parent,
+    pids_of,
+    routed,
+)
 from tests.live import ROOT, events, free_ports, is_free, wait_until
 from tests.parity import model_under_test, prompts, reference
 
@@ -212,7 +224,7 @@ class TestTheDoor:
             (["--model", "no/such"], "'no/such' is not a folder"),
             ([], "Missing option '--model'"),
             (["--replicas", "0"], "replicas must be at least 1"),
-            (["--replicas", "two"], "'two' is not a valid int"),
+            (["--replicas", "two"], "Input should be a valid integer"),
             (["--policy", "best"], "policy 'best' is not supported"),
             (["--dtype", "float13"], "'float13' is not one of"),
             (["--no-such-option"], "No such option"),
@@ -250,3 +262,95 @@ class TestTheDoor:
             "error: ray is missing: pip install 'handwritten"
         )
         assert "minisgl[deploy]'" in said
+
+
+@pytest.mark.slow
+class TestOtherEnds:
+    """Each takes a Ray of its own."""
+
+    def test_ctrl_c_while_it_loads(self, tmp_path):
+        with Deployed(tmp_path, FOLDER, "--replicas", "1") as found:
+            wait_until(lambda: "loading 1 x" in found.said, 60, "the load")
+            os.killpg(found.process.pid, signal.SIGINT)
+            assert found.wait_end(60) == 0
+            assert found.errors == []
+
+    def test_the_command_is_killed(self, tmp_path):
+        with Deployed(tmp_path, FOLDER, "--replicas", "1") as found:
+            found.wait_ready()
+            [url] = found.open_ones().values()
+            server = found.process_of(url)
+            found.signal(signal.SIGKILL)
+            wait_until(
+                lambda: not Path(f"/proc/{server}").exists(), 20, "its end"
+            )
+            wait_until(lambda: not found.pids(), 60, "the end of Ray")
+
+    def test_a_model_that_cannot_be_loaded(self, tmp_path):
+        folder = tmp_path / "no weights"
+        shutil.copytree(
+            FOLDER, folder, ignore=shutil.ignore_patterns("*.safetensors")
+        )
+        with Deployed(tmp_path / "out", folder, "--replicas", "1") as found:
+            assert found.wait_end(90) == 1
+            [line] = found.errors
+            assert "no weights" in line
+            assert "safetensors" in line
+
+    def test_a_cluster_of_two_nodes(self, tmp_path, monkeypatch):
+        """Each has room for one replica; the cluster outlives the deployment."""
+        mark, [port] = secrets.token_hex(32), free_ports()
+        place = f"127.0.0.1:{port}"
+        monkeypatch.setenv("RAY_AUTH_MODE", "token")
+        monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        # Two nodes of one machine, at its loopback address.
+        monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "1")
+        options = ["--replicas", "2", "--address", place, "--dtype", "float32"]
+        with ray_nodes(mark, tmp_path, port) as nodes:
+            for _ in range(2):  # a second time, for nothing is in the way
+                with Deployed(
+                    tmp_path / "out", FOLDER, *options, mark=mark
+                ) as found:
+                    found.wait_ready()
+                    urls = {*found.open_ones().values()}
+                    assert len(urls) == 2
+                    complete(
+                        found, model=str(FOLDER), prompt="Hi", max_tokens=2
+                    )
+                    found.signal(signal.SIGTERM)
+                    assert found.process.wait(60) == 0, found.said
+                    assert found.errors == []
+                    for url in urls:
+                        assert is_free(int(url.rpartition(":")[2]))
+                    assert [node.poll() for node in nodes] == [None, None]
+
+
+@contextmanager
+def ray_nodes(mark: str, folder: Path, port: int):
+    """A cluster of two nodes here, with a CPU each."""
+    command = [str(Path(sys.executable).parent / "ray"), "start", "--block"]
+    command += ["--num-cpus=1", "--object-store-memory=80000000"]
+    command += ["--node-ip-address=127.0.0.1"]
+    tmp = tempfile.mkdtemp(prefix="d29-", dir="/tmp")
+    head = ["--head", f"--port={port}", f"--temp-dir={tmp}"]
+    env = os.environ | {"RAY_AUTH_TOKEN": mark}
+    nodes, log = [], folder / "nodes.txt"
+    try:
+        for words in (head, [f"--address=127.0.0.1:{port}"]):
+            with log.open("ab") as out:
+                node = subprocess.Popen(
+                    [*command, *words], env=env, stdout=out, stderr=out
+                )
+            nodes.append(node)
+            wait_until(
+                lambda: log.read_text().count("runtime started") == len(nodes),
+                60,
+                "the start of a node",
+            )
+        yield nodes
+    finally:
+        for pid in pids_of(mark):
+            kill(pid)
+        for node in nodes:
+            node.wait()
+        shutil.rmtree(tmp, ignore_errors=True)

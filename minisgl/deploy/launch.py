@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 
 import ray
@@ -116,7 +117,7 @@ def _init(args: DeployArgs, folder: Path | None) -> None:
     assert args.cpus is not None
     ray.init(
         "local",
-        num_cpus=max(1, round(args.replicas * args.cpus)),
+        num_cpus=ceil(args.replicas * args.cpus),
         include_dashboard=False,
         object_store_memory=_OBJECT_STORE,
         logging_level=logging.WARNING,
