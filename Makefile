@@ -25,7 +25,7 @@ mkdocs = NO_MKDOCS_2_WARNING=1 BOOK_REPO_URL=$(BOOK_REPO_URL) \
 	|| { cat .cache/book.log; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-full book serve-book lint clean smollm2
+.PHONY: help setup run test test-full book serve-book videos lint clean smollm2
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' \
@@ -74,10 +74,14 @@ book: setup ## Build the book, English and Chinese, into site/
 	@mkdir -p .cache
 	@$(call mkdocs,en,mkdocs.yml)
 	@$(call mkdocs,zh,mkdocs.zh.yml)
+	@$(PY) -m tools.videos embed site
 	@echo "book: built in site/; make serve-book shows it"
 
 serve-book: book ## Serve the built book on http://127.0.0.1:8000
 	@$(PY) -m http.server 8000 --bind 127.0.0.1 --directory site
+
+videos: setup ## Render the six films (needs ffmpeg and espeak-ng)
+	@$(PY) -m tools.videos render $(ARGS)
 
 lint: setup ## Style, types and the rules of the stages, in seconds
 	@$(PY) tools/check.py --only ruff --only mypy --only lint

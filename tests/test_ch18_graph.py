@@ -268,6 +268,19 @@ def test_without_its_recordings_an_engine_goes_on():
     assert seen == []
 
 
+def test_recordings_go_before_the_ranks_part(monkeypatch):
+    """With recorded launches left, NCCL would wait for them for ever."""
+    engine, left = drive().scheduler.engine, []
+    assert engine.graph_runner.max_graph_bs == 8
+    monkeypatch.setattr(
+        f"{Engine.__module__}.destroy_distributed",
+        lambda: left.append(engine.graph_runner.max_graph_bs),
+    )
+    engine.tp_cpu_group = object()
+    engine.shutdown()
+    assert left == [0]
+
+
 # A copy that is forgotten.
 
 

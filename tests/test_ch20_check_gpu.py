@@ -12,6 +12,7 @@ from minisgl.selfcheck.engine import compare, compare_runs
 from minisgl.selfcheck.models import (
     KINDS,
     Reference,
+    _draw,
     find_model,
     make_model,
 )
@@ -313,6 +314,36 @@ def test_one_gpu_is_a_skip_of_two_ranks(monkeypatch):
     setting = Setting(torch.device("cuda"), None)
     with pytest.raises(Skip, match="1 GPU; two are needed"):
         whole.ranks(setting, "qwen3", torch.float32)
+
+
+def test_two_gpus_are_enough_for_two_ranks(monkeypatch, models):
+    def reached(config, size, prompts):
+        raise LookupError(f"{size} ranks")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(whole, "answer_by_ranks", reached)
+    setting = Setting(torch.device("cuda"), models)
+    with pytest.raises(LookupError, match="2 ranks"):
+        whole.ranks(setting, "qwen3", torch.float32)
+
+
+def test_only_experts_in_half_precision_may_leave_the_reference():
+    kinds = ("qwen3", "qwen3_moe")
+    spare = {
+        (kind, dtype): whole._bounds(kind, dtype)[1]
+        for kind in kinds
+        for dtype in (torch.float32, torch.bfloat16)
+    }
+    assert [at for at, count in spare.items() if count] == [
+        ("qwen3_moe", torch.bfloat16)
+    ]
+
+
+@pytest.mark.parametrize("name", ["embed_tokens.weight", "q_proj.bias"])
+def test_embeddings_and_biases_do_not_depend_on_their_shape(name):
+    torch.manual_seed(0)
+    spreads = [float(_draw(name, torch.empty(64, n)).std()) for n in (64, 256)]
+    assert all(abs(spread - 0.5) < 0.05 for spread in spreads)
 
 
 def test_models_are_made_once(tmp_path, monkeypatch):

@@ -12,10 +12,12 @@ from minisgl.core import Batch, SamplingParams
 from minisgl.engine.sample import Sampler
 from minisgl.utils.counters import Counters
 from tests.driver import Driver
+from tests.fakes.install import stand_ins
 from tests.handmade import make_req
 from tests.parity import model_under_test, prompts
 
 FOLDER = model_under_test("qwen3-tiny")
+PROMPTS = prompts(FOLDER)
 CPU = torch.device("cpu")
 
 
@@ -64,6 +66,27 @@ def test_parity_of_a_mixed_load_with_pages_of_any_size(page_size):
     driver.run()
     driver.assert_parity()
     driver.assert_clean()
+
+
+@pytest.mark.parametrize(("size", "whole"), [(64, True), (63, False)])
+def test_sequences_stay_whole_where_none_can_keep_all_waiting(size, whole):
+    with stand_ins("flashinfer"):
+        driver = Driver(
+            FOLDER,
+            page_size=16,
+            pages=80,
+            attention_backend="fi",
+            cuda_graph_bs=[size],
+            max_running_req=64,
+        )
+        backend = driver.scheduler.engine.attn_backend
+        assert backend._graph_wrappers[size]._whole == whole
+        for uid in range(3):
+            driver.submit(uid, PROMPTS[uid], max_tokens=4)
+        driver.run()
+    driver.assert_parity(length=4)
+    backend._longest = 4097
+    assert backend._splits(size)
 
 
 def test_kinds_of_kernels():

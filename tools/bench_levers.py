@@ -50,10 +50,17 @@ def _few_tensor_cores(self: FlashInferBackend, size: int) -> bool:
     return bool(self.use_tensor_cores)
 
 
+def _always(self: FlashInferBackend, size: int) -> bool:
+    return True
+
+
 WITHOUT: dict[str, Callable[[], Any]] = {
     ALL: nullcontext,
     "tensor cores from 64 requests on": lambda: patch.object(
         FlashInferBackend, "_tensor_cores_for", _few_tensor_cores
+    ),
+    "sequences kept whole from 64 on": lambda: patch.object(
+        FlashInferBackend, "_splits", _always
     ),
     "draws in two kernels": lambda: patch(
         "minisgl.engine.sample.runs_triton", _nowhere
@@ -68,6 +75,7 @@ WITHOUT: dict[str, Callable[[], Any]] = {
 }
 SETTINGS: dict[str, dict[str, Any]] = {
     "pages of 16 (1 instead)": {"page_size": 1},
+    "all prompts first (in turn)": {"prefills_in_a_row": 1},
     "overlap": {"overlap": False},
 }
 
@@ -97,7 +105,11 @@ def main(
 ) -> None:
     """Print a line for each lever."""
     work = WORKLOADS[workload]
-    settings = {"page_size": 16, "max_seq_len_override": 4096}
+    settings = {
+        "page_size": 16,
+        "max_seq_len_override": 4096,
+        "prefills_in_a_row": 0,
+    }
     tokens = sum(r.output for r in work.draw(512))
     with open_subject(None, shape, dtype, device, settings) as subject:
         facts = machine(subject.torch_device)

@@ -63,6 +63,7 @@ class FIMetadata(BaseAttnMetadata):
     seq_lens_cpu: int32 [B], tokens of each, with the new ones.
     wrapper: FlashInfer's object that plans and runs this batch.
     initialized: whether it has planned it.
+    whole: every sequence is a single block's for each kv head.
     """
 
     cu_seqlens_q_cpu: torch.Tensor
@@ -75,6 +76,7 @@ class FIMetadata(BaseAttnMetadata):
         BatchPrefillWithPagedKVCacheWrapper | BatchDecodeWithPagedKVCacheWrapper
     )
     initialized: bool = False
+    whole: bool = False
 
     def get_last_indices(self, bs: int) -> torch.Tensor:
         return self.cu_seqlens_q_gpu[1 : 1 + bs] - 1
@@ -142,6 +144,16 @@ class FlashInferBackend(BaseAttnBackend):
         enough = size >= 64 and self._qo_heads // self._kv_heads >= 2
         return self.use_tensor_cores or enough
 
+    def _splits(self, size: int) -> bool:
+        """Whether a recorded batch shares long sequences among blocks.
+
+        It does so in every replay or in none, and partial results cost another
+        kernel. From about 64 requests on there are blocks enough without, as
+        long as none can keep the others waiting.
+        """
+        enough = size >= 64 and self._tensor_cores_for(size)
+        return self._longest > 4096 or not enough
+
     def prepare_metadata(self, batch: Batch) -> None:
         page_size, table = self._ctx.page_size, self._ctx.page_table
         rows, cached, lengths = Counters.of(batch.padded_reqs)
@@ -196,6 +208,7 @@ class FlashInferBackend(BaseAttnBackend):
     def init_capture_graph(self, max_seq_len: int, bs_list: list[int]) -> None:
         device = self._ctx.page_table.device
         pages = div_ceil(max_seq_len, self._ctx.page_size)
+        self._longest = max_seq_len
         self._capture = FICaptureData.create(max(bs_list), pages, device)
         # A plan is read before the next one is written: one place for all.
         self._graph_plans = torch.zeros(
@@ -231,6 +244,7 @@ class FlashInferBackend(BaseAttnBackend):
         metadata = batch.attn_metadata
         assert isinstance(metadata, FIMetadata)
         metadata.wrapper = self._graph_wrappers[batch.padded_size]
+        metadata.whole = not self._splits(batch.padded_size)
         # The plan copies the metadata into the wrapper's fixed tensors.
         self._initialize_metadata_once(metadata)
 
@@ -270,6 +284,7 @@ class FlashInferBackend(BaseAttnBackend):
                 indices=metadata.indices,
                 last_page_len=metadata.last_page_len_cpu,
                 head_dim=self._head_dim,
+                disable_split_kv=metadata.whole,
                 **shared,
             )
         self._plan_copied.record()

@@ -48,6 +48,38 @@ def _shape(
     return _COMMON | sizes | more
 
 
+def _hybrid(
+    kind: str,
+    layers: int,
+    width: int,
+    mlp: int,
+    heads: int,
+    kv_heads: int,
+    vocabulary: int,
+    value_heads: int,
+    **more: Any,
+) -> dict[str, Any]:
+    """A config.json of Qwen3.5: every fourth layer attends."""
+    rope = {
+        "rope_type": "default",
+        "rope_theta": 10000000.0,
+        "partial_rotary_factor": 0.25,
+    }
+    sizes: dict[str, Any] = {
+        "head_dim": 256,
+        "layer_types": (["linear_attention"] * 3 + ["full_attention"])
+        * (layers // 4),
+        "linear_conv_kernel_dim": 4,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": value_heads,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "rope_parameters": rope,
+    }
+    shape = (layers, width, mlp, heads, kv_heads, vocabulary)
+    return _shape(kind, *shape, **(sizes | more))
+
+
 SHAPES = {
     "tiny": _shape(
         "Qwen3", 3, 128, 256, 4, 2, 512, model_type="qwen3", head_dim=64
@@ -83,6 +115,23 @@ SHAPES = {
         num_experts_per_tok=8,
         moe_intermediate_size=768,
         norm_topk_prob=True,
+    ),
+    "qwen3.5-0.8b": _hybrid(
+        "Qwen3_5",
+        *(24, 1024, 3584, 8, 2, 248320),
+        16,
+        model_type="qwen3_5_text",
+    ),
+    "qwen3.5-35b-a3b": _hybrid(
+        "Qwen3_5Moe",
+        *(40, 2048, 0, 16, 2, 248320),
+        32,
+        model_type="qwen3_5_moe_text",
+        tie_word_embeddings=False,
+        num_experts=256,
+        num_experts_per_tok=8,
+        moe_intermediate_size=512,
+        shared_expert_intermediate_size=512,
     ),
 }
 """Configurations by name; sizes as the models of these names have them."""

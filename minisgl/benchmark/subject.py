@@ -113,6 +113,9 @@ class Subject:
     @contextmanager
     def engine(self, **changes: Any) -> Iterator[TimedLLM]:
         """Our engine, with some settings changed; its memory is given back."""
+        # Whoever had the last engine may have let go of it only now, and what
+        # it still holds would be missing in the pool of this one.
+        free_memory()
         llm = TimedLLM(
             self.folder,
             self.dtype,

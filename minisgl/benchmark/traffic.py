@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from minisgl.attention.stateful import StatefulBackend
 from minisgl.benchmark.workload import Request
 from minisgl.engine import Engine
 from minisgl.models import ModelConfig
@@ -29,7 +30,8 @@ class Rates:
 class Traffic:
     """The least that some requests ask of a device.
 
-    cache: bytes of keys and values that decode steps read.
+    cache: bytes of keys and values that decode steps read, and of states that
+        they read and write.
     weights: bytes of weights, once for every decode step.
     prompts: operations on the tokens of prompts.
     """
@@ -69,17 +71,26 @@ def traffic_of(
     tokens = sum(len(r.prompt) for r in requests)
     steps = max(r.output for r in requests)
     return Traffic(
-        cache=per_token * contexts,
+        cache=per_token * contexts + _states(engine, requests),
         weights=steps * sum(w.nbytes for w in weights.values()),
         prompts=2 * tokens * sum(w.numel() for w in body)
         + sum(_attention(config, len(r.prompt)) for r in requests),
     )
 
 
+def _states(engine: Engine, requests: Sequence[Request]) -> int:
+    """Bytes of the states that linear layers read and write, token by token."""
+    if not isinstance(engine.attn_backend, StatefulBackend):
+        return 0
+    states = engine.attn_backend.linear.states
+    slot = states.nbytes // states.conv.shape[1]
+    return 2 * slot * sum(r.output for r in requests)
+
+
 def _attention(config: ModelConfig, length: int) -> int:
     """Operations of causal attention over a prompt: two products, half masked."""
     width = config.num_qo_heads * config.head_dim
-    return 2 * length * length * width * config.num_layers
+    return 2 * length * length * width * config.num_kv_layers
 
 
 def measure_rates(device: torch.device, dtype: torch.dtype) -> Rates:

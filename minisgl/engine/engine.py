@@ -15,6 +15,7 @@ from minisgl.attention import (
     choose_attn_backend,
     create_attention_backend,
 )
+from minisgl.attention.stateful import StatefulBackend
 from minisgl.core import Batch, Context, set_global_ctx
 from minisgl.distributed import (
     DistributedCommunicator,
@@ -25,6 +26,7 @@ from minisgl.engine.config import EngineConfig
 from minisgl.engine.graph import GraphRunner, largest_batch, make_dummy
 from minisgl.engine.sample import BatchSamplingArgs, Sampler
 from minisgl.kvcache import create_kvcache_pool
+from minisgl.kvcache.state_pool import StatePool, slot_bytes
 from minisgl.layers import BaseOP, set_rope_device
 from minisgl.layers.packed import can_pack, pack_linears
 from minisgl.models import BaseLLMModel, create_model, load_model_weight
@@ -88,6 +90,7 @@ class Engine:
         self.tp_cpu_group = self._init_communication(config)
         free_memory = self._free_memory()
         self.model = self._load_model(config)
+        self.states = self._create_states(free_memory, config)
         self.num_pages = self._determine_num_pages(free_memory, config)
         self.ctx.kv_cache = create_kvcache_pool(
             local,
@@ -107,6 +110,8 @@ class Engine:
         dummy_slot = self.num_pages * config.page_size
         self.dummy_req = make_dummy(self.page_table, dummy_slot)
         self.attn_backend = create_attention_backend(attn_backend, local)
+        if self.states is not None:
+            self.attn_backend = StatefulBackend(self.attn_backend, self.states)
         self.ctx.attn_backend = self.attn_backend
         if config.model_config.is_moe:
             self.ctx.moe_backend = create_moe_backend(
@@ -209,6 +214,38 @@ class Engine:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return memory // 4 // self._tp_info.size
 
+    def _memory_budget(self, old_free_memory: int, config: EngineConfig) -> int:
+        """Bytes for what requests keep: all that may be used but the weights."""
+        weights = sum(w.nbytes for w in self.model.state_dict().values())
+        return int(old_free_memory * config.memory_ratio) - weights
+
+    def _create_states(
+        self, old_free_memory: int, config: EngineConfig
+    ) -> StatePool | None:
+        """The pool of states, if the model needs one.
+
+        As many snapshots as rows, in at most a quarter of what the rows leave.
+
+        Raises:
+            RuntimeError: there is no memory for the rows.
+        """
+        model = local_config(config.model_config, self._tp_info.size)
+        if model.linear is None:
+            return None
+        rows = config.max_running_req + 1  # the last one is the dummy's
+        size = slot_bytes(model.linear, self.dtype)
+        budget = self._memory_budget(old_free_memory, config)
+        # One more slot is always zeros.
+        left = self._least(budget - size * (rows + 1))
+        if left < 0:
+            raise RuntimeError(
+                f"no memory for the states of {rows - 1} requests, {size >> 20} "
+                f"MiB each: {budget >> 20} MiB are left beside the weights; "
+                "lower max_running_req"
+            )
+        snapshots = min(config.max_running_req, left // 4 // size)
+        return StatePool(model.linear, rows, snapshots, self.dtype, self.device)
+
     def _determine_num_pages(
         self, old_free_memory: int, config: EngineConfig
     ) -> int:
@@ -219,10 +256,12 @@ class Engine:
         if config.num_page_override is not None:
             return config.num_page_override
         model = local_config(config.model_config, self._tp_info.size)
-        per_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim
+        per_token = (
+            2 * model.num_kv_layers * model.num_kv_heads * model.head_dim
+        )
         page_bytes = per_token * config.page_size * self.dtype.itemsize
-        weights = sum(w.nbytes for w in self.model.state_dict().values())
-        budget = int(old_free_memory * config.memory_ratio) - weights
+        budget = self._memory_budget(old_free_memory, config)
+        budget -= 0 if self.states is None else self.states.nbytes
         row_pages = (
             align_ceil(self.max_seq_len, config.page_size) // config.page_size
         )
@@ -232,8 +271,7 @@ class Engine:
         if pages < 1:
             raise RuntimeError(
                 f"no memory for the KV pool: {budget >> 20} MiB are left beside "
-                f"{weights >> 20} MiB of weights; raise memory_ratio or use a "
-                "smaller model"
+                "the weights; raise memory_ratio or use a smaller model"
             )
         return pages
 
@@ -279,6 +317,8 @@ class Engine:
     def shutdown(self) -> None:
         """Leave the other ranks, once they have come to the same point."""
         if self.tp_cpu_group is not None:
+            # NCCL does not end as long as recordings hold its launches.
+            self.graph_runner.destroy_cuda_graphs()
             destroy_distributed()
             self.tp_cpu_group = None
 

@@ -50,7 +50,7 @@ def draw_rows(
     sum_blocks_kernel[rows, blocks](
         *(logits, temperatures, best, place, sums, *shape),
         BLOCK=_BLOCK,
-        num_warps=8,
+        num_warps=4,
     )
     pick_kernel[rows,](
         *(logits, temperatures, uniforms, best, place, sums, out, *shape),
@@ -78,17 +78,20 @@ def norm_rope(
     weights: of the norms of q and k, [head_dim]. heads: of q, and of k.
     Returns new tensors [T, heads, head_dim] for q and k.
     """
+    import triton
+
     from minisgl.kernel.triton.norm_rope import norm_rope_kernel
 
     (q_heads, k_heads), dim = heads, cos_sin.shape[1]
     q = qkv.new_empty(len(qkv), q_heads, dim)
     k = qkv.new_empty(len(qkv), k_heads, dim)
-    norm_rope_kernel[len(qkv), q_heads + k_heads](
+    norm_rope_kernel[len(qkv),](
         *(qkv, q, k, *weights, positions, cos_sin, qkv.stride(0), eps),
         Q_HEADS=q_heads,
         K_HEADS=k_heads,
+        HEADS=triton.next_power_of_2(q_heads + k_heads),
         DIM=dim,
         HALF=dim // 2,
-        num_warps=1,
+        num_warps=4,
     )
     return q, k

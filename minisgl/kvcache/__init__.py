@@ -72,7 +72,7 @@ def create_kvcache_pool(
 
     return MHAKVCache(
         num_kv_heads=model_config.num_kv_heads,
-        num_layers=model_config.num_layers,
+        num_layers=model_config.num_kv_layers,
         head_dim=model_config.head_dim,
         num_pages=num_pages,
         page_size=page_size,
@@ -90,15 +90,20 @@ def create_naive_cache(device: torch.device) -> BasePrefixCache:
 
 @SUPPORTED_CACHE_MANAGER.register("radix")
 def create_radix_cache(device: torch.device) -> BasePrefixCache:
+    from minisgl.attention.stateful import current_states
+    from minisgl.kvcache.hybrid_cache import HybridRadixCache
     from minisgl.kvcache.radix_cache import RadixPrefixCache
 
+    if (states := current_states()) is not None:
+        return HybridRadixCache(device, states)
     return RadixPrefixCache(device)
 
 
 def create_prefix_cache(device: torch.device, type: str) -> BasePrefixCache:
     """A cache of that name; ``auto`` is the last one registered.
 
-    The page size is the current context's.
+    The page size is the current context's, and so is the pool of states, if the
+    model needs one.
     """
     if type == "auto":
         type = SUPPORTED_CACHE_MANAGER.supported_names()[-1]

@@ -113,6 +113,16 @@ class BasePrefixCache(ABC):
     ) -> InsertResult:
         """Offer the slots `indices` of the tokens `input_ids`, equally long."""
 
+    def keep_states(
+        self, handle: BaseCacheHandle, input_ids: torch.Tensor
+    ) -> None:
+        """Remember the states that the holder of `handle` has saved.
+
+        input_ids: its tokens, which have just been inserted. Caches of keys and
+        values have nothing to remember.
+        """
+        return
+
     @abstractmethod
     def evict(self, size: int) -> torch.Tensor:
         """Give up unlocked slots, at least `size` of them, and return them.

@@ -7,6 +7,8 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
+from minisgl.models.linear_config import LinearConfig
+
 # Switches that would change the result if they were passed over.
 _UNSUPPORTED = (
     "quantization_config",
@@ -16,7 +18,8 @@ _UNSUPPORTED = (
 )
 _EXPERT_SIZES = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
 # What every decoder here states, and GPT-2 for one does not.
-_NEEDED = ("intermediate_size", "rms_norm_eps", "hidden_act")
+_NEEDED = ("rms_norm_eps", "hidden_act")
+_MLP_SIZES = ("intermediate_size", "moe_intermediate_size")
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,12 @@ class RotaryConfig:
 class ModelConfig:
     """Sizes and switches of a decoder-only model.
 
-    The four that tell of experts are 0 and False in a model without any.
+    The five that tell of experts are 0 and False in a model without any.
+
+    shared_expert_size: the middle of an MLP that every token runs through
+        beside its experts; 0 without one.
+    linear: which layers keep a state in place of keys and values; None if all
+        attend.
     """
 
     num_layers: int
@@ -54,11 +62,19 @@ class ModelConfig:
     norm_topk_prob: bool
     model_type: str
     architectures: list[str]
+    shared_expert_size: int = 0
+    linear: LinearConfig | None = None
 
     @property
     def is_moe(self) -> bool:
         """Whether experts stand in place of the MLPs."""
         return self.num_experts > 0
+
+    @property
+    def num_kv_layers(self) -> int:
+        """Layers that keep keys and values."""
+        linear = self.linear.num_layers if self.linear is not None else 0
+        return self.num_layers - linear
 
     @classmethod
     def from_hf(cls, config: PretrainedConfig) -> ModelConfig:
@@ -78,7 +94,7 @@ class ModelConfig:
             head_dim=head_dim,
             hidden_size=config.hidden_size,
             vocab_size=config.vocab_size,
-            intermediate_size=config.intermediate_size,
+            intermediate_size=getattr(config, "intermediate_size", 0),
             rms_norm_eps=config.rms_norm_eps,
             rotary_config=_rotary_config(config, head_dim),
             hidden_act=config.hidden_act,
@@ -86,11 +102,17 @@ class ModelConfig:
             **_experts(config),
             model_type=config.model_type,
             architectures=list(config.architectures or []),
+            linear=LinearConfig.from_hf(config),
         )
 
 
 def _refuse(config: PretrainedConfig) -> None:
     """Raise ValueError for what would otherwise fail late, or never."""
+    if not any(hasattr(config, key) for key in _MLP_SIZES):
+        raise ValueError(
+            f"model type {config.model_type!r} is not supported: "
+            f"its configuration has no {_MLP_SIZES[0]}"
+        )
     for key in _NEEDED:
         if not hasattr(config, key):
             raise ValueError(
@@ -114,7 +136,14 @@ def _experts(config: PretrainedConfig) -> dict[str, Any]:
         raise ValueError(
             f"num_experts_per_tok is {chosen} but there are {count} experts"
         )
-    return {**sizes, "norm_topk_prob": config.norm_topk_prob}
+    shared = getattr(config, "shared_expert_intermediate_size", 0)
+    # Who states no norm_topk_prob has no other way.
+    renormalize = getattr(config, "norm_topk_prob", True)
+    return {
+        **sizes,
+        "norm_topk_prob": renormalize,
+        "shared_expert_size": shared,
+    }
 
 
 def _rotary_config(config: PretrainedConfig, head_dim: int) -> RotaryConfig:

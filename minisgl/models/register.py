@@ -15,6 +15,10 @@ _MODELS = {
     "Qwen2ForCausalLM": ".qwen2",
     "Qwen3ForCausalLM": ".qwen3",
     "Qwen3MoeForCausalLM": ".qwen3_moe",
+    "Qwen3_5ForCausalLM": ".qwen3_5",
+    "Qwen3_5ForConditionalGeneration": ".qwen3_5",
+    "Qwen3_5MoeForCausalLM": ".qwen3_5_moe",
+    "Qwen3_5MoeForConditionalGeneration": ".qwen3_5_moe",
 }
 
 

@@ -10,10 +10,17 @@ from minisgl.utils import div_ceil, div_even
 
 # By the last name of the layer: cut along the output, the heads of k and v,
 # the input, the vocabulary. Whatever is not named every rank has as a whole.
-_OUTPUT = ("q_proj", "gate_proj", "up_proj")
+_OUTPUT = (
+    *("q_proj", "gate_proj", "up_proj"),
+    *("in_proj_z", "in_proj_b", "in_proj_a"),
+)
 _KV_HEADS = ("k_proj", "v_proj")
-_INPUT = ("o_proj", "down_proj")
+_INPUT = ("o_proj", "down_proj", "out_proj")
 _VOCABULARY = ("embed_tokens", "lm_head")
+# Several things one after the other, each of which is cut along the output.
+_CHANNELS = ("in_proj_qkv", "conv1d")
+# Weights that are themselves named, one number a head.
+_HEADS = ("A_log", "dt_bias")
 
 
 def local_config(config: ModelConfig, size: int) -> ModelConfig:
@@ -33,8 +40,16 @@ def local_config(config: ModelConfig, size: int) -> ModelConfig:
     if config.is_moe:
         what, middle = "an expert", config.moe_intermediate_size
     _check(f"columns of {what}", middle, size, middle % size == 0)
+    shared = config.shared_expert_size
+    _check("columns of a shared expert", shared, size, shared % size == 0)
+    linear = config.linear
+    if linear is not None:
+        keys = linear.num_k_heads
+        _check("key heads of linear layers", keys, size, keys % size == 0)
+        linear = linear.shared(size)
     return replace(
         config,
+        linear=linear,
         num_qo_heads=heads // size,
         num_kv_heads=div_even(pairs, size, allow_replicate=True),
     )
@@ -59,6 +74,39 @@ class Part:
     start: int
     stop: int
     length: int
+
+
+def parts_of(
+    name: str, shape: list[int], info: DistributedInfo, config: ModelConfig
+) -> list[Part]:
+    """As `part_of`, of what is several things in one tensor; [] is all of it.
+
+    config: of the whole model. The parts lie along the same dimension, and the
+    rank has them one after the other.
+    """
+    layer, _, kind = name.rpartition(".")
+    layer = layer.rpartition(".")[2]
+    if layer == "experts" and kind == "gate_up_proj":
+        return _pieces(1, [shape[1] // 2] * 2, info)
+    if layer == "experts" and kind == "down_proj":
+        return _pieces(2, [shape[2]], info)
+    if layer in _CHANNELS and config.linear is not None:
+        return _pieces(0, config.linear.parts, info)
+    if kind in _HEADS:
+        return _pieces(0, [shape[0]], info)
+    part = part_of(name, shape, info, config.num_kv_heads)
+    return [] if part is None else [part]
+
+
+def _pieces(dim: int, sizes: list[int], info: DistributedInfo) -> list[Part]:
+    """This rank's share of each of several runs, which follow one another."""
+    parts, start = [], 0
+    for size in sizes:
+        length = size // info.size
+        first = start + info.rank * length
+        parts.append(Part(dim, first, first + length, length))
+        start += size
+    return parts
 
 
 def part_of(

@@ -16,7 +16,8 @@ from minisgl.distributed import get_tp_info
 from minisgl.layers import BaseOP
 from minisgl.models.checkpoint import WeightFiles
 from minisgl.models.config import ModelConfig
-from minisgl.models.shard import Part, part_of
+from minisgl.models.shard import parts_of
+from minisgl.models.text_files import TextFiles
 from minisgl.utils import (
     cached_load_hf_config,
     download_hf_weight,
@@ -29,6 +30,7 @@ logger = init_logger(__name__)
 _MERGED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
+    "in_proj": ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"),
 }
 _PART_OF = {part: whole for whole, parts in _MERGED.items() for part in parts}
 # Each expert is stored by itself; the model has all of a layer in one tensor.
@@ -78,7 +80,7 @@ def _get_merge_info(
 
 
 def _plan(
-    files: WeightFiles, wanted: Collection[str] | None
+    files: TextFiles, wanted: Collection[str] | None
 ) -> tuple[dict[str, tuple[str, ...]], list[str]]:
     """(stored names by the model's name, stored names nobody wants).
 
@@ -107,7 +109,7 @@ def _plan(
     return plan, unknown
 
 
-def _is_redundant(files: WeightFiles, name: str) -> bool:
+def _is_redundant(files: TextFiles, name: str) -> bool:
     """Whether nothing is lost without it: a table that is computed anyway, or
     the head of a model whose head is its embedding."""
     embedding = "model.embed_tokens.weight"
@@ -127,26 +129,26 @@ class _Stored(NamedTuple):
 class _Reader:
     """Reads of each tensor what this rank needs."""
 
-    def __init__(self, files: WeightFiles, model_path: str) -> None:
+    def __init__(self, files: TextFiles, model_path: str) -> None:
         self._files, self._info = files, get_tp_info()
-        self._num_kv_heads = 1
+        self._config: ModelConfig | None = None
         if self._info.size > 1:
             config = cached_load_hf_config(model_path)
-            self._num_kv_heads = ModelConfig.from_hf(config).num_kv_heads
+            self._config = ModelConfig.from_hf(config)
 
     def read(self, name: str) -> _Stored:
-        shape = self._files.shape(name)
-        part = self._part(name, shape)
-        if part is None:
+        shape, parts = self._files.shape(name), []
+        if self._config is not None:
+            parts = parts_of(name, shape, self._info, self._config)
+        if not parts:
             return _Stored(self._files.read(name), shape)
-        where = part.dim, part.start, part.stop
-        shape[part.dim] = part.length
-        return _Stored(self._files.read_part(name, *where), shape)
-
-    def _part(self, name: str, shape: list[int]) -> Part | None:
-        if self._info.size == 1:
-            return None
-        return part_of(name, shape, self._info, self._num_kv_heads)
+        dim, found = parts[0].dim, []
+        for part in parts:
+            where = part.dim, part.start, part.stop
+            found.append(self._files.read_part(name, *where))
+        shape[dim] = sum(part.length for part in parts)
+        whole = found[0] if len(found) == 1 else torch.cat(found, dim)
+        return _Stored(whole, shape)
 
 
 def _merge(
@@ -184,7 +186,8 @@ def load_weight(
         FileNotFoundError, ValueError: as for `WeightFiles`.
         ValueError: a tensor is in no file.
     """
-    files = WeightFiles(Path(download_hf_weight(model_path)))
+    folder = Path(download_hf_weight(model_path))
+    files = TextFiles(WeightFiles(folder))
     plan, unknown = _plan(files, wanted)
     reader, narrowed = _Reader(files, model_path), set()
     quiet = not sys.stderr.isatty()

@@ -95,6 +95,7 @@ class CacheManager:
         known, handle = self.prefix_cache.insert_prefix(
             req.input_ids[:length], row[:length].clone()
         )
+        self.prefix_cache.keep_states(old, req.input_ids[:length])
         duplicates = row[old.cached_len : known].clone()
         if finished:
             self._free(duplicates)

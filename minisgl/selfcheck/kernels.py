@@ -16,6 +16,7 @@ from minisgl.kernel.moe_impl import is_interpreted
 from minisgl.kernel.radix import fast_compare_key_torch
 from minisgl.kernel.store import store_cache_torch
 from minisgl.moe import create_moe_backend
+from minisgl.selfcheck.delta import check_delta
 from minisgl.selfcheck.operators import (
     check_draws,
     check_operators,
@@ -126,6 +127,7 @@ KERNELS: dict[str, Check] = {
     "kernel: radix keys (CPU)": check_radix,
     "kernel: blocks of experts": check_align,
     "kernel: experts (Triton)": check_experts,
+    "kernel: gated delta rule": check_delta,
     "kernel: operators (flashinfer)": check_operators,
     "kernel: draws (flashinfer)": check_draws,
 }

@@ -55,10 +55,25 @@ def load_tokenizer(model_path: str) -> Tokenizer:
 
 @cache
 def cached_load_hf_config(model_path: str) -> PretrainedConfig:
-    """The parsed config.json, read once a process."""
+    """The parsed config.json, read once a process.
+
+    Of a model that also sees or hears it is the part about text.
+    """
     from transformers import AutoConfig
 
-    return AutoConfig.from_pretrained(download_hf_weight(model_path))
+    folder = download_hf_weight(model_path)
+    return _text_part(AutoConfig.from_pretrained(folder))
+
+
+def _text_part(config: PretrainedConfig) -> PretrainedConfig:
+    """The configuration of the decoder, with what only the whole states."""
+    text = config.get_text_config(decoder=True)
+    if text is not config:
+        text.architectures = config.architectures
+        text.dtype = text.dtype or config.dtype
+        tied = (text.tie_word_embeddings, config.tie_word_embeddings)
+        text.tie_word_embeddings = any(tied)
+    return text
 
 
 def load_eos_token_ids(model_path: str) -> frozenset[int]:

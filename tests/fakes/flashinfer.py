@@ -368,6 +368,14 @@ class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(
             indices_buffer,
             last_page_len_buffer,
         )
+        self._whole = None
+
+    def plan(self, *args, disable_split_kv=False, **kwargs):
+        # Recorded is one of the two; a plan for the other is read as garbage.
+        first = self._whole is None
+        self._whole = disable_split_kv if first else self._whole
+        check(disable_split_kv == self._whole, "planned the other way before")
+        super().plan(*args, disable_split_kv=disable_split_kv, **kwargs)
 
 
 # Operators.

@@ -81,7 +81,8 @@ def test_shifting_only_the_decoded_positions_shows(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["qwen3-tiny", "qwen3-moe-tiny", "qwen3.5-tiny"]
+    "name",
+    ["qwen3-tiny", "qwen3-moe-tiny", "qwen3.5-tiny", "qwen3.5-moe-tiny"],
 )
 @pytest.mark.parametrize("norm", ["q_norm", "k_norm"])
 def test_dropping_a_norm_of_q_or_k_shows(name, norm):

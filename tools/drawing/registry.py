@@ -35,6 +35,7 @@ def draw(name: str, language: str) -> Canvas:
         scenes_compute,
         scenes_deploy,
         scenes_faster,
+        scenes_hybrid,
         scenes_kernels,
         scenes_measured,
         scenes_parallel,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import html
 import re
 import textwrap
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from tools.steplib import docexercises, doctables, upstream
 from tools.steplib.book import PACKAGE, Book, Chapter
 from tools.steplib.pages import Block, BlockError, Page
 from tools.steplib.stubs import STAGE, extract_source
+from tools.videos import narration
 
 _CODE = re.compile(
     r"(?P<path>[^\s@]+?)(?:::(?P<symbol>[\w.]+))?(?:@(?P<at>ch\d\d))?"
@@ -217,6 +219,20 @@ def _diagram(book: Book, page: Page, argument: str) -> str:
     return f"![{title}](diagrams/{argument}.svg){{ .diagram }}"
 
 
+_FILM = {
+    "en": "Film: <em>{}</em>, with a voice and subtitles. <code>make videos</code> "
+    "renders it, <code>make book</code> then shows it here.",
+    "zh": "短片：<em>{}</em>，有英语配音和中英文字幕。<code>make videos</code> 渲染它，"
+    "之后 <code>make book</code> 会把它放在这里。",
+}
+
+
+def _film(book: Book, page: Page, argument: str) -> str:
+    title = html.escape(narration.title(argument, page.language), quote=False)
+    text = _FILM[page.language].format(title)
+    return f'<p class="film" data-film="{argument}">{text}</p>'
+
+
 def _exercises(book: Book, page: Page, argument: str) -> str:
     if argument:
         raise ValueError("the block takes no argument: it shows the page's own")
@@ -234,5 +250,6 @@ _RENDER: dict[str, Callable[[Book, Page, str], str]] = {
     "upstream": _upstream,
     "table": _table,
     "diagram": _diagram,
+    "film": _film,
     "exercises": _exercises,
 }

@@ -20,6 +20,7 @@ KINDS = (
     "table",
     "exercises",
     "diagram",
+    "film",
 )
 LANGUAGES = ("en", "zh")
 TAG_NOTE = "stages/TAG.md"  # lies in the trees of tags only

@@ -1,4 +1,4 @@
-"""The six tiny checkpoints: configuration, seed, number of files, chat style.
+"""The seven tiny checkpoints: configuration, seed, number of files, chat style.
 
 Both configuration forms occur on purpose: `rope_parameters` and `dtype` as
 transformers v5 writes them, `rope_theta`, `rope_scaling` and `torch_dtype` as v4 did.
@@ -128,6 +128,37 @@ RECIPES: dict[str, Recipe] = {
                 "rope_type": "default",
             },
             "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3.5-moe-tiny": Recipe(
+        "Qwen3.5-MoE: 8 experts, 2 of them a token, and one for all",
+        seed=3,
+        style=STYLES["chatml"],
+        config={
+            "architectures": ["Qwen3_5MoeForCausalLM"],
+            "model_type": "qwen3_5_moe_text",
+            "attention_bias": False,
+            "dtype": "float32",
+            "head_dim": 64,
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            "linear_conv_kernel_dim": 4,
+            "linear_key_head_dim": 32,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_value_head_dim": 32,
+            "moe_intermediate_size": 64,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "num_hidden_layers": 4,
+            "rope_parameters": {
+                "mrope_interleaved": True,
+                "mrope_section": [3, 3, 2],
+                "partial_rotary_factor": 0.25,
+                "rope_theta": 10000.0,
+                "rope_type": "default",
+            },
+            "shared_expert_intermediate_size": 96,
+            "tie_word_embeddings": False,
         },
     ),
 }

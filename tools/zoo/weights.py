@@ -20,7 +20,7 @@ EMBEDDING_STD = 0.5
 
 def make_weights(config: dict[str, Any], seed: int) -> dict[str, Array]:
     """All tensors of a checkpoint, float32, in the order of its layers."""
-    qwen3_5 = config["model_type"] == "qwen3_5_text"
+    qwen3_5 = config["model_type"].startswith("qwen3_5")
     return {
         name: _draw(name, shape, seed, qwen3_5)
         for name, shape in _shapes(config)
@@ -81,7 +81,7 @@ def _attention(config: dict[str, Any]) -> Iterator[tuple[str, Shape]]:
     dim = config.get("head_dim", hidden // heads)
     q_rows, kv_rows = heads * dim, config["num_key_value_heads"] * dim
     family = config["model_type"]
-    gate = 2 if family == "qwen3_5_text" else 1
+    gate = 2 if family.startswith("qwen3_5") else 1
     sizes = (("q", gate * q_rows), ("k", kv_rows), ("v", kv_rows))
     for letter, rows in sizes:
         yield f"self_attn.{letter}_proj.weight", (rows, hidden)
@@ -123,6 +123,11 @@ def _mlp(config: dict[str, Any]) -> Iterator[tuple[str, Shape]]:
         inner = config["moe_intermediate_size"]
         prefixes = [f"mlp.experts.{i}." for i in range(config["num_experts"])]
         yield "mlp.gate.weight", (config["num_experts"], hidden)
+    if shared := config.get("shared_expert_intermediate_size"):
+        yield "mlp.shared_expert_gate.weight", (1, hidden)
+        yield "mlp.shared_expert.gate_proj.weight", (shared, hidden)
+        yield "mlp.shared_expert.up_proj.weight", (shared, hidden)
+        yield "mlp.shared_expert.down_proj.weight", (hidden, shared)
     for prefix in prefixes:
         yield prefix + "gate_proj.weight", (inner, hidden)
         yield prefix + "up_proj.weight", (inner, hidden)

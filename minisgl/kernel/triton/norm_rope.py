@@ -19,33 +19,35 @@ def norm_rope_kernel(
     eps,
     Q_HEADS: tl.constexpr,
     K_HEADS: tl.constexpr,
+    HEADS: tl.constexpr,
     DIM: tl.constexpr,
     HALF: tl.constexpr,
 ):
-    """One head of one token: normalise, rotate, and write it where it goes.
+    """The heads of one token: normalise, rotate, and write them where they go.
 
+    HEADS: a power of 2, at least the heads of q and k together.
     HALF: pairs that are rotated; component i goes with i + HALF.
     """
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    is_q = head < Q_HEADS
-    pair, past = tl.arange(0, HALF), 2 * HALF
-    source = qkv_ptr + token * row_stride + head * DIM
-    low = tl.load(source + pair).to(tl.float32)
-    high = tl.load(source + HALF + pair).to(tl.float32)
-    squares = tl.sum(low * low, 0) + tl.sum(high * high, 0)
-    scale = 1.0 / tl.sqrt(squares / DIM + eps)
-    weight = tl.where(is_q, q_weight_ptr, k_weight_ptr)
+    token = tl.program_id(0).to(tl.int64)
+    head, pair = tl.arange(0, HEADS)[:, None], tl.arange(0, HALF)[None, :]
+    is_q, there = head < Q_HEADS, head < Q_HEADS + K_HEADS
+    source = qkv_ptr + token * row_stride + head * DIM + pair
+    low = tl.load(source, mask=there, other=0.0).to(tl.float32)
+    high = tl.load(source + HALF, mask=there, other=0.0).to(tl.float32)
+    squares = tl.sum(low * low, 1) + tl.sum(high * high, 1)
+    scale = (1.0 / tl.sqrt(squares / DIM + eps))[:, None]
+    weight = tl.where(is_q, q_weight_ptr, k_weight_ptr) + pair
     kind = qkv_ptr.dtype.element_ty
     # Rounded where transformers rounds: after the norm, and after its weight.
-    low = (low * scale).to(kind) * tl.load(weight + pair)
-    high = (high * scale).to(kind) * tl.load(weight + HALF + pair)
+    low = (low * scale).to(kind) * tl.load(weight)
+    high = (high * scale).to(kind) * tl.load(weight + HALF)
     low, high = low.to(tl.float32), high.to(tl.float32)
-    angle = cos_sin_ptr + tl.load(positions_ptr + token) * past
-    cos, sin = tl.load(angle + pair), tl.load(angle + HALF + pair)
-    target = tl.where(
+    angle = cos_sin_ptr + tl.load(positions_ptr + token) * 2 * HALF + pair
+    cos, sin = tl.load(angle), tl.load(angle + HALF)
+    target = pair + tl.where(
         is_q,
         q_ptr + (token * Q_HEADS + head) * DIM,
         k_ptr + (token * K_HEADS + head - Q_HEADS) * DIM,
     )
-    tl.store(target + pair, (low * cos - high * sin).to(kind))
-    tl.store(target + HALF + pair, (high * cos + low * sin).to(kind))
+    tl.store(target, (low * cos - high * sin).to(kind), mask=there)
+    tl.store(target + HALF, (high * cos + low * sin).to(kind), mask=there)

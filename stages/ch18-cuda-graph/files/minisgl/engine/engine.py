@@ -260,6 +260,8 @@ class Engine:
     def shutdown(self) -> None:
         """Leave the other ranks, once they have come to the same point."""
         if self.tp_cpu_group is not None:
+            # NCCL does not end as long as recordings hold its launches.
+            self.graph_runner.destroy_cuda_graphs()
             destroy_distributed()
             self.tp_cpu_group = None
 
