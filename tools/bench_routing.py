@@ -95,9 +95,9 @@ def compare_times(deployed: Deployed, rounds: int) -> None:
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in urls}
     for i in range(-3, rounds):  # the first ones warm up
         for k, (name, url) in enumerate(urls.items()):
-            times = time_stream(url, 20 + 2 * i + k)  # no prefix known
+            one = time_stream(url, 20 + 2 * i + k)  # no prefix known
             if i >= 0:
-                found[name].append(times)
+                found[name].append(one)
     for name, times in found.items():
         first, each = (median(column) for column in zip(*times, strict=True))
         print(
@@ -167,7 +167,8 @@ def main(
     rates = {}
     with tempfile.TemporaryDirectory() as place:
         for policy in ("random", "prefix"):
-            with start(Path(place), policy) as deployed:
+            deployed = start(Path(place), policy)
+            with deployed:
                 rates[policy] = hold_talks(deployed, policy, talks)
                 if policy == "prefix":
                     ratio = rates["prefix"] / rates["random"]

@@ -21,7 +21,7 @@ from minisgl.message import SHUTTING_DOWN
 from minisgl.server.args import ServerArgs
 from minisgl.server.gate import Gate
 
-APP, ROUTER = "minisgl", "router"
+APP, ROUTER, ENGINE = "minisgl", "router", "engine"
 QUIET = {"log_level": "WARNING", "enable_access_log": False}
 PERIOD = 1.0
 """Seconds from one beat, or question for health, to the next."""
@@ -143,7 +143,7 @@ def deploy(args: DeployArgs, gpus: int) -> None:
     assert args.cpus is not None
     engine = serve.deployment(
         EngineReplica,
-        name="engine",
+        name=ENGINE,
         num_replicas=args.replicas,
         ray_actor_options={"num_cpus": args.cpus, "num_gpus": gpus},
         health_check_period_s=PERIOD,
@@ -162,4 +162,8 @@ def deploy(args: DeployArgs, gpus: int) -> None:
     server = replace(args.server, server_port=0)
     root_path = args.server.root_path
     app = router.bind(args.policy, root_path, engine.bind(server))
-    serve.run(app, name=APP, logging_config=QUIET)
+    try:
+        serve.run(app, name=APP, logging_config=QUIET)
+    except RuntimeError as error:  # it names the deployment, and no reason
+        found = serve.status().applications[APP].deployments
+        raise RuntimeError(found[ENGINE].message) from error

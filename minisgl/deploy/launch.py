@@ -225,4 +225,5 @@ def _drain(router: DeploymentHandle, seconds: float) -> None:
 def _last_line(error: Exception) -> str:
     """The reason alone: Ray puts the traceback of the other process before it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+    last = lines[-1] if lines else type(error).__name__
+    return last.removeprefix("RuntimeError: ")
