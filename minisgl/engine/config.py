@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from minisgl.attention import validate_attn_backend
 from minisgl.distributed import DistributedInfo
 from minisgl.moe import validate_moe_backend
+from minisgl.quant import (
+    SUPPORTED_KV_DTYPES,
+    SUPPORTED_QUANTIZATION,
+    quantize_on_load,
+)
 
 # Types only: settings are read before there is a model.
 if TYPE_CHECKING:
@@ -39,6 +44,9 @@ class EngineConfig:
     max_seq_len_override: a shorter context than the model's own.
     num_page_override: pages of the pool, instead of what memory allows.
     device: ``auto``, ``cpu`` or ``cuda``.
+    quantization: fp8, int8 or int4, for the linears of a checkpoint that is in
+        full precision. One that is quantised is recognised without it.
+    kv_cache_dtype: what keys and values are kept in, fp8_e4m3 or ``auto``.
 
     Raises:
         ValueError: a value that is out of range or not known.
@@ -60,6 +68,8 @@ class EngineConfig:
     max_seq_len_override: int | None = None
     num_page_override: int | None = None
     device: str = "auto"
+    quantization: str | None = None
+    kv_cache_dtype: str = "auto"
 
     def __post_init__(self) -> None:
         sizes = ("max_running_req", "page_size")
@@ -88,6 +98,13 @@ class EngineConfig:
             )
         validate_attn_backend(self.attention_backend)
         validate_moe_backend(self.moe_backend)
+        if self.quantization is not None:
+            SUPPORTED_QUANTIZATION.assert_supported(self.quantization)
+        if self.kv_cache_dtype not in SUPPORTED_KV_DTYPES:
+            raise ValueError(
+                f"kv_cache_dtype {self.kv_cache_dtype!r} is not supported; use "
+                f"one of {', '.join(SUPPORTED_KV_DTYPES)}"
+            )
 
     @cached_property
     def hf_config(self) -> PretrainedConfig:
@@ -99,7 +116,15 @@ class EngineConfig:
     def model_config(self) -> ModelConfig:
         from minisgl.models import ModelConfig
 
-        return ModelConfig.from_hf(self.hf_config)
+        config = ModelConfig.from_hf(self.hf_config)
+        quantization = config.quantization
+        if self.quantization is not None:
+            quantization = quantize_on_load(self.quantization, quantization)
+        return replace(
+            config,
+            quantization=quantization,
+            kv_cache_dtype=self.kv_cache_dtype,
+        )
 
     @property
     def max_seq_len(self) -> int:

@@ -40,6 +40,7 @@ def draw(name: str, language: str) -> Canvas:
         scenes_kernels,
         scenes_measured,
         scenes_parallel,
+        scenes_quant,
         scenes_roof,
         scenes_schedule,
         scenes_serve,
