@@ -34,6 +34,7 @@ def draw(name: str, language: str) -> Canvas:
     from tools.drawing import (  # noqa: F401
         scenes_beyond,
         scenes_compute,
+        scenes_deploy,
         scenes_faster,
         scenes_hybrid,
         scenes_kernels,
