@@ -25,10 +25,11 @@ CUT = None
 
 
 class Fake:
-    """A replica. What it was asked is in `asked`; `status` 503 refuses all."""
+    """A replica. What it was asked is in `asked`; `status` 503 refuses all,
+    `packed` is what all get."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.status = name, 200
+        self.name, self.status, self.packed = name, 200, b""
         self.pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
         self.asked: list[tuple[str, str, dict[str, str], bytes]] = []
         self.left = asyncio.Event()  # a client went before the end
@@ -64,6 +65,9 @@ class Fake:
         if self.status != 200:
             shown = {"error": {"message": f"says {self.name}"}}
             return web.json_response(shown, status=self.status)
+        if self.packed:
+            packing = {"content-encoding": "gzip"}
+            return web.Response(body=self.packed, headers=packing)
         if request.path != "/v1/completions":
             return web.Response(text=f"{self.name}: {request.raw_path}")
         try:

@@ -306,23 +306,20 @@ class TestOtherEnds:
         # Two nodes of one machine, at its loopback address.
         monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "1")
         options = ["--replicas", "2", "--address", place, "--dtype", "float32"]
-        with ray_nodes(mark, tmp_path, port) as nodes:
-            for _ in range(2):  # a second time, for nothing is in the way
-                with Deployed(
-                    tmp_path / "out", FOLDER, *options, mark=mark
-                ) as found:
-                    found.wait_ready()
-                    urls = {*found.open_ones().values()}
-                    assert len(urls) == 2
-                    complete(
-                        found, model=str(FOLDER), prompt="Hi", max_tokens=2
-                    )
-                    found.signal(signal.SIGTERM)
-                    assert found.process.wait(60) == 0, found.said
-                    assert found.errors == []
-                    for url in urls:
-                        assert is_free(int(url.rpartition(":")[2]))
-                    assert [node.poll() for node in nodes] == [None, None]
+        out = tmp_path / "out"
+        with (
+            ray_nodes(mark, tmp_path, port) as nodes,
+            Deployed(out, FOLDER, *options, mark=mark) as found,
+        ):
+            found.wait_ready()
+            urls = {*found.open_ones().values()}
+            assert len(urls) == 2
+            complete(found, model=str(FOLDER), prompt="Hi", max_tokens=2)
+            found.signal(signal.SIGTERM)
+            assert found.process.wait(60) == 0, found.said
+            assert found.errors == []
+            assert all(is_free(int(u.rpartition(":")[2])) for u in urls)
+            assert [node.poll() for node in nodes] == [None, None]
 
 
 @contextmanager

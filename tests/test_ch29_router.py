@@ -1,6 +1,7 @@
 """The router: what it passes on, and what happens when a replica does not answer."""
 
 import asyncio
+import gzip
 import json
 import time
 
@@ -30,6 +31,18 @@ def test_a_request_arrives_as_it_was_sent():
         assert got["x-more"] == "1"
         assert "te" not in got
         assert got["host"] == scene.fakes[int(text[1])].url[len("http://") :]
+
+    play(scenario)
+
+
+def test_a_packed_answer_stays_packed():
+    async def scenario(scene: Scene) -> None:
+        for fake in scene.fakes:
+            fake.packed = gzip.compress(b"hello" * 99)
+        url = f"{scene.url}/packed"
+        async with scene.session.get(url) as answer:
+            assert answer.headers["content-encoding"] == "gzip"
+            assert await answer.read() == b"hello" * 99
 
     play(scenario)
 
