@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
 from minisgl.core import Batch, Req, SamplingParams
-from minisgl.engine import FAILED_TOKEN, Engine, ForwardOutput
+from minisgl.engine import (
+    FAILED_TOKEN,
+    Engine,
+    EngineConfig,
+    ForwardOutput,
+)
 from minisgl.engine.rejection import Limits
 from minisgl.engine.sample import LogitsEdit
 from minisgl.scheduler.cache import CacheManager
@@ -216,16 +221,29 @@ def _own_params(params: SamplingParams, drawn: bool) -> SamplingParams:
     )
 
 
-def draft_config(config: SchedulerConfig) -> SchedulerConfig:
-    """The settings of the draft model's engine: the same but for its size."""
+def draft_config(config: SchedulerConfig) -> EngineConfig:
+    """The settings of the draft model's engine.
+
+    It runs as the model does. What the model keeps for later requests it does
+    without.
+    """
     assert config.speculative_draft_model is not None
     tokens = min(POOL_TOKENS, config.max_running_req * config.max_seq_len)
     pages = align_ceil(tokens, config.page_size) // config.page_size
-    return replace(
-        config,
+    return EngineConfig(
         model_path=config.speculative_draft_model,
-        speculative=None,
-        speculative_draft_model=None,
+        tp_info=config.tp_info,
+        dtype=config.dtype,
+        max_running_req=config.max_running_req,
+        attention_backend=config.attention_backend,
+        moe_backend=config.moe_backend,
+        cuda_graph_bs=config.cuda_graph_bs,
+        cuda_graph_max_bs=config.cuda_graph_max_bs,
+        page_size=config.page_size,
+        use_dummy_weight=config.use_dummy_weight,
         max_seq_len_override=config.max_seq_len,
         num_page_override=config.num_page_override or pages,
+        device=config.device,
+        quantization=config.quantization,
+        kv_cache_dtype=config.kv_cache_dtype,
     )
