@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import sys
 from dataclasses import dataclass, field
+
+from minisgl.structure.regex import check_regex
+from minisgl.structure.schema import MOST_TEXT, check_schema_text
+from minisgl.structure.tags import ToolGrammar
 
 MOST_IDS = 300
 """Most entries of logit_bias and of stop_token_ids."""
 
 MOST_LOGPROBS = 20
 """Most alternatives that a token's logprobs can list."""
+
+FORMS = ("json_schema", "regex", "choice", "grammar", "tool_calls")
+"""Fields of which each is a form that the answer shall have."""
 
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
 
@@ -42,6 +50,14 @@ class SamplingParams:
     logprobs: report each token's log-probability, and so many of the likeliest
         tokens beside it, up to 20; None is off.
 
+    At most one of these may be given. The answer, up to its end token, then is
+
+    json_schema: JSON that is valid for this schema, which is JSON itself.
+    regex: a text that all of this expression matches.
+    choice: one of these texts.
+    grammar: a text of this grammar in EBNF, from its rule `root` on.
+    tool_calls: what a `ToolGrammar` describes, as JSON.
+
     Raises:
         ValueError: a value out of range; the message names the field.
     """
@@ -59,6 +75,11 @@ class SamplingParams:
     logit_bias: dict[str, float] = field(default_factory=dict)
     stop_token_ids: list[int] = field(default_factory=list)
     logprobs: int | None = None
+    json_schema: str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    tool_calls: str | None = None
 
     def __post_init__(self) -> None:
         _check_number("temperature", self.temperature, 0.0, math.inf)
@@ -74,6 +95,7 @@ class SamplingParams:
             _check_int("stop_token_ids", token, 0)
         if self.logprobs is not None:
             _check_int("logprobs", self.logprobs, 0, MOST_LOGPROBS)
+        self._check_form()
 
     def _check_edits(self) -> None:
         """What is asked of the logits themselves."""
@@ -89,6 +111,42 @@ class SamplingParams:
                     f"got {token!r}"
                 )
             _check_number(f"logit_bias of token {token}", bias, -100.0, 100.0)
+
+    def _check_form(self) -> None:
+        """What the answer has to look like."""
+        given = [name for name in FORMS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{given[1]} cannot stand beside {given[0]}")
+        for name in given:
+            value = getattr(self, name)
+            texts = value if name == "choice" else [value]
+            if not isinstance(texts, list) or not texts:
+                raise ValueError("choice must be a list that is not empty")
+            if not all(isinstance(t, str) and t for t in texts):
+                raise ValueError(f"{name} must be text that is not empty")
+            if (size := sum(map(len, texts))) > MOST_TEXT:
+                raise ValueError(
+                    f"{name} must have at most {MOST_TEXT} characters, "
+                    f"got {size}"
+                )
+            try:
+                if name == "json_schema":
+                    check_schema_text(value)
+                if name == "regex":
+                    check_regex(value)
+                if name == "tool_calls":
+                    ToolGrammar.check(value)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
+
+    @property
+    def form(self) -> tuple[str, str] | None:
+        """Which form the answer shall have, and its text; None: any."""
+        for name in FORMS:
+            if (value := getattr(self, name)) is not None:
+                text = json.dumps(value) if name == "choice" else value
+                return name, text
+        return None
 
     def check_tokens(self, vocab_size: int) -> None:
         """Whether the model has the tokens that are spoken of.

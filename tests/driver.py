@@ -44,6 +44,7 @@ class Driver:
         ends: end tokens, in place of the model's own.
         overlap: None steps by `normal_loop`, which every chapter has. A bool is
             the setting of ch11, and steps by `Scheduler.step`.
+        scheduler: its class.
         settings: further fields of `SchedulerConfig`.
     """
 
@@ -55,13 +56,14 @@ class Driver:
         pages: int = 2048,
         ends: Sequence[int] | None = None,
         overlap: bool | None = None,
+        scheduler: type[Scheduler] = Scheduler,
         **settings: Any,
     ) -> None:
         settings = {"dtype": "float32", "device": "cpu"} | OFFLINE | settings
         if overlap is not None:
             settings["overlap"] = overlap
         self.folder = Path(folder)
-        self.scheduler = Scheduler(
+        self.scheduler = scheduler(
             SchedulerConfig(
                 model_path=str(folder),
                 tp_info=DistributedInfo(0, 1),

@@ -15,9 +15,12 @@ import pytest
 
 from tools.steplib.book import ROOT, Book
 from tools.steplib.pages import is_tag_tree
+from tools.videos import embed
+from tools.videos.narration import NAMES
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
+FFMPEG = shutil.which("ffmpeg")
 PAGES = ["", "ch00-step0/", "ch09-radix-cache/", "ch11-overlap/"]
 FLAGS = [
     "--headless=new",
@@ -47,9 +50,24 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
         pass
 
 
+def plant_films(folder):
+    """Two seconds of a test picture for each film, if there is an ffmpeg."""
+    sources = ["testsrc=d=2:s=320x180", "sine=d=2"]
+    inputs = [part for name in sources for part in ("-f", "lavfi", "-i", name)]
+    ffmpeg = ["ffmpeg", "-v", "error"]
+    for name in NAMES if FFMPEG else ():
+        mp4, jpg, *tracks = (folder / file for file in embed.files(name))
+        subprocess.run(
+            [*ffmpeg, *inputs, "-pix_fmt", "yuv420p", mp4], check=True
+        )
+        subprocess.run([*ffmpeg, "-i", mp4, "-frames:v", "1", jpg], check=True)
+        for track in tracks:
+            track.write_text("WEBVTT\n\n00:00:00.000 --> 00:00:02.000\nHello\n")
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The address of the book, built in both languages."""
+    """The address of the book, built in both languages, with films."""
     folder = tmp_path_factory.mktemp("site")
     for config, dest in (
         ("mkdocs.yml", folder),
@@ -61,6 +79,9 @@ def site(tmp_path_factory):
         subprocess.run(
             command, cwd=ROOT, env=env, check=True, capture_output=True
         )
+    films = tmp_path_factory.mktemp("films")
+    plant_films(films)
+    embed.embed(folder, films)
     handler = functools.partial(_Quiet, directory=str(folder))
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -129,7 +150,7 @@ def test_a_page_is_whole_on_a_phone(site, browser, page, language, scheme):
         <= 390
     )
     wide = browser.execute_script(
-        "return [...document.querySelectorAll('pre, .highlight, table, img')]"
+        "return [...document.querySelectorAll('pre, .highlight, table, img, video')]"
         ".filter(e => e.offsetParent && e.getBoundingClientRect().right > 391"
         " && !e.closest('.md-typeset__scrollwrap')).map(e => e.outerHTML.slice(0, 99))"
     )
@@ -160,6 +181,30 @@ def test_diagrams_are_seen(site, browser, language, scheme):
         assert (turned != "none") == (scheme == "dark")
 
 
+@pytest.mark.skipif(not FFMPEG, reason="ffmpeg is not installed")
+@pytest.mark.parametrize("language", ["", "zh/"])
+def test_a_film_plays_with_the_subtitles_of_its_page(site, browser, language):
+    open_page(
+        browser, urljoin(site, f"{language}ch09-radix-cache/"), 390, "dark"
+    )
+    script = (
+        "const v = document.querySelector('video'); v.muted = true; v.play()"
+    )
+    browser.execute_script(script)
+    script = (
+        "const v = document.querySelector('video'); return v.currentTime && "
+        "[v.duration, v.videoWidth, [...v.textTracks].map(t => "
+        "[t.language, t.mode, t.cues && t.cues.length])]"
+    )
+    length, width, tracks = wait_for(
+        browser, lambda b: b.execute_script(script)
+    )
+    assert abs(length - 2) < 0.2 and width == 320
+    shown = "zh" if language else "en"
+    assert [t for t in tracks if t[1] == "showing"] == [[shown, "showing", 1]]
+    assert not errors(browser)
+
+
 @pytest.mark.parametrize("language", ["", "zh/"])
 def test_search_finds_a_word_of_its_language(site, browser, language):
     from selenium.webdriver.common.by import By
@@ -185,11 +230,8 @@ class _Links(html.parser.HTMLParser):
     def handle_starttag(self, tag, attrs):
         found = dict(attrs)
         self.anchors.add(found.get("id"))
-        name = {"a": "href", "img": "src", "link": "href", "script": "src"}.get(
-            tag
-        )
-        if name and found.get(name):
-            self.targets.append(found[name])
+        names = {"a": "href", "link": "href"}.get(tag, "src"), "poster"
+        self.targets += [found[name] for name in names if found.get(name)]
 
 
 def test_no_link_is_broken(site):

@@ -426,6 +426,11 @@ def pool_bytes(engine):
     return 2 * keys.nbytes * engine.ctx.kv_cache.num_layers
 
 
+def pages_in_pool(engine):
+    """From ch18 on one more than requests can have: the dummy's."""
+    return len(engine.ctx.kv_cache.k_cache(0))
+
+
 def pages_for(monkeypatch, free, **changes):
     """The engine's pages when `free` bytes are free before it loads."""
     monkeypatch.setattr(Engine, "_free_memory", lambda _: free)
@@ -433,27 +438,26 @@ def pages_for(monkeypatch, free, **changes):
     return Engine(config_of(model_path("qwen3-tiny"), **given))
 
 
-@pytest.mark.until("ch18", "then the dummy request has one page more")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_weights_and_pool_fill_the_share_of_the_memory(monkeypatch, dtype):
     engine = pages_for(monkeypatch, 40_000_000, dtype=dtype)
     weights = sum(w.nbytes for w in engine.model.state_dict().values())
-    page = pool_bytes(engine) // engine.num_pages
+    page = pool_bytes(engine) // pages_in_pool(engine)
     used = weights + pool_bytes(engine)
     assert weights > 1_000_000 and page > 1000
     assert 20_000_000 - page < used <= 20_000_000
 
 
-@pytest.mark.until("ch18", "then the dummy request has one page more")
 def test_one_page_is_enough_and_less_is_an_error(monkeypatch):
     engine = load(model_path("qwen3-tiny"))
     weights = sum(w.nbytes for w in engine.model.state_dict().values())
-    page = pool_bytes(engine) // engine.num_pages
-    for free, pages in [(weights + page, 1), (weights + 2 * page - 1, 1)]:
+    page = pool_bytes(engine) // pages_in_pool(engine)
+    least = weights + page * (1 + pages_in_pool(engine) - engine.num_pages)
+    for free, pages in [(least, 1), (least + page - 1, 1)]:
         made = pages_for(monkeypatch, free, memory_ratio=1.0)
         assert made.num_pages == pages
     with pytest.raises(RuntimeError, match=r"^no memory .*raise memory_ratio"):
-        pages_for(monkeypatch, weights + page - 1, memory_ratio=1.0)
+        pages_for(monkeypatch, least - 1, memory_ratio=1.0)
 
 
 def test_the_pool_is_not_larger_than_all_rows_can_use(monkeypatch):

@@ -213,7 +213,7 @@ def test_errors_are_those_of_the_official_client(client, model, server):
         for fields, param in (
             ({"temperature": -1}, "temperature"),
             ({"max_tokens": 0}, "max_tokens"),
-            ({"extra_body": {"tools": [{}]}}, "tools"),
+            ({"extra_body": {"tools": {}}}, "tools"),
         ):
             with pytest.raises(openai.BadRequestError) as caught:
                 client.chat.completions.create(

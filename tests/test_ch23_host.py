@@ -5,7 +5,8 @@ import torch
 
 from minisgl.benchmark.__main__ import main
 from minisgl.benchmark.roofline import KINDS, _busy, kind_of, measure_roofline
-from minisgl.benchmark.subject import Subject
+from minisgl.benchmark.shapes import SHAPES
+from minisgl.benchmark.subject import Subject, TimedLLM, open_subject
 from minisgl.benchmark.traffic import Rates, traffic_of
 from minisgl.benchmark.workload import Request, Workload
 from minisgl.core import Batch, SamplingParams
@@ -15,6 +16,7 @@ from tests.driver import Driver
 from tests.fakes.install import stand_ins
 from tests.handmade import make_req
 from tests.parity import model_under_test, prompts
+from tools.models import model_path
 
 FOLDER = model_under_test("qwen3-tiny")
 PROMPTS = prompts(FOLDER)
@@ -98,6 +100,8 @@ def test_kinds_of_kernels():
         kind_of("flashinfer::norm::FusedAddRMSNormKernel")
         == "norms and rotation"
     )
+    assert kind_of("flash::FlashAttnFwdSm90, cutlass::gemm") == "attention"
+    assert kind_of("fused_moe_kernel") == "products"
     assert kind_of("sum_blocks_kernel") == "drawing tokens"
     assert kind_of("Memcpy HtoD (Pinned -> Device)") == "the rest"
 
@@ -122,10 +126,73 @@ def test_traffic_counts_every_token_that_is_attended_to():
             for name, w in llm.engine.model.state_dict().items()
             if w.dim() > 1
         }
-        assert traffic.weights == 3 * 4 * sum(parameters.values())
+        # The head reads one table, whether it has a copy of it or not.
+        table = parameters.pop("model.embed_tokens.weight")
+        body = sum(parameters.values()) - parameters.pop("lm_head.weight", 0)
+        assert traffic.weights == 3 * 4 * (body + table)
     assert traffic.seconds(Rates(1e9, 1e12)) == pytest.approx(
         (traffic.cache + traffic.weights) / 1e9 + traffic.prompts / 1e12
     )
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("copied", [True, False])
+def test_the_table_of_the_vocabulary_is_read_once(monkeypatch, tied, copied):
+    monkeypatch.setattr("minisgl.engine.engine.can_pack", lambda *_: copied)
+    shape = SHAPES["tiny"] | {"tie_word_embeddings": tied}
+    monkeypatch.setitem(SHAPES, "tiny", shape)
+    settings = {"num_page_override": 8}
+    with (
+        open_subject(None, "tiny", "float32", "cpu", settings) as subject,
+        subject.engine() as llm,
+    ):
+        config = llm.config.model_config
+        found = traffic_of(llm.engine, config, [Request([1], 1)])
+    qkv, o, mlp = (4 + 2 * 2) * 64 * 128, 4 * 64 * 128, 3 * 128 * 256
+    assert found.weights == 4 * (3 * (qkv + o + mlp) + 512 * 128)
+
+
+def test_a_prompt_meets_a_few_experts_and_steps_read_all():
+    folder = model_path("qwen3-moe-tiny")
+    settings = {"num_page_override": 64}
+    subject = Subject(str(folder), False, "float32", "cpu", settings)
+    with subject.engine() as llm:
+        config = llm.config.model_config
+        [none, ten] = (
+            traffic_of(llm.engine, config, [Request([1] * n, 1)])
+            for n in (0, 10)
+        )
+        sizes = {
+            name: w.numel() for name, w in llm.engine.model.state_dict().items()
+        }
+    experts = sum(n for name, n in sizes.items() if ".experts." in name)
+    share = config.num_experts_per_tok / config.num_experts
+    assert 0 < share < 1
+    rest = sum(
+        n
+        for name, n in sizes.items()
+        if name.endswith(("_proj.weight", "gate.weight"))
+    )
+    heads = config.num_qo_heads * config.head_dim * config.num_layers
+    # Two operations a weight and token, and causal attention.
+    expected = 2 * 10 * (rest + experts * share) + 2 * 10 * 10 * heads
+    assert none.prompts == 0 and ten.prompts == expected
+    assert ten.weights == none.weights > 4 * experts
+
+
+def test_only_the_profile_finds_its_prompts_cached(monkeypatch):
+    rates, run = [], TimedLLM.run
+
+    def watched(self, *args):
+        found = run(self, *args)
+        rates.append(found.hit_rate)
+        return found
+
+    monkeypatch.setattr(TimedLLM, "run", watched)
+    subject = Subject(str(FOLDER), False, "float32", "cpu", {})
+    measure_roofline(subject, Workload(3, 4, 6), 3, lambda said: None)
+    # To warm up, three rounds, the prompts of the profile; then without and with.
+    assert rates[:-2] == [0.0] * 5 and min(rates[-2:]) > 0.5
 
 
 def test_the_report_names_the_bound_the_engine_and_the_rest(capsys):

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -36,17 +37,21 @@ class Job:
     abort_at: dict[int, int] = field(default_factory=dict)
 
 
-def work(config: SchedulerConfig, jobs: list[Job], out: str) -> None:
+def work(
+    config: SchedulerConfig, jobs: list[Job], out: str, scheduler: str
+) -> None:
     """In a rank: do all jobs and write down what happened."""
     try:
-        notes = do_all(config, jobs)
+        notes = do_all(config, jobs, scheduler)
     except BaseException:
         Path(out).write_text(json.dumps(traceback.format_exc()))
         raise
     Path(out).write_text(json.dumps(notes))
 
 
-def do_all(config: SchedulerConfig, jobs: list[Job]) -> dict[str, Any]:
+def do_all(
+    config: SchedulerConfig, jobs: list[Job], scheduler: str
+) -> dict[str, Any]:
     """In a rank: do all jobs with one engine; what happened."""
     from minisgl.engine import Engine
     from tests.driver import Driver
@@ -56,7 +61,7 @@ def do_all(config: SchedulerConfig, jobs: list[Job]) -> dict[str, Any]:
     free = (20 << 20) * (1 + config.tp_info.rank)
     if config.num_page_override is None:  # the ranks have unequal memory
         Engine._free_memory = lambda self: free  # type: ignore[method-assign]
-    start_driver(driver, config)
+    start_driver(driver, config, scheduler)
     engine = driver.scheduler.engine
     sampled: list[list[int]] = []
     sample = engine.sampler.sample
@@ -89,12 +94,14 @@ def do_all(config: SchedulerConfig, jobs: list[Job]) -> dict[str, Any]:
     return notes
 
 
-def start_driver(driver: Any, config: SchedulerConfig) -> None:
+def start_driver(
+    driver: Any,
+    config: SchedulerConfig,
+    scheduler: str = "minisgl.scheduler:Scheduler",
+) -> None:
     """As `Driver.__init__`, for a configuration that is there already."""
-    from minisgl.scheduler import Scheduler
-
     driver.folder, driver.by_step, driver.data = config.model_path, True, None
-    driver.scheduler = Scheduler(config)
+    driver.scheduler = resolve_name(scheduler)(config)
     driver.prompts, driver.answers, driver.ended = {}, {}, {}
     driver.steps = []
     driver._log_steps()
@@ -120,9 +127,17 @@ def do(driver: Any, job: Job, first: int) -> None:
 
 
 def run_ranks(
-    folder: Path, size: int, jobs: Sequence[Job], out: Path, **settings: Any
+    folder: Path,
+    size: int,
+    jobs: Sequence[Job],
+    out: Path,
+    scheduler: str = "minisgl.scheduler:Scheduler",
+    **settings: Any,
 ) -> list[dict[str, Any]]:
-    """What each rank noted. All processes are gone when this returns."""
+    """What each rank noted. All processes are gone when this returns.
+
+    scheduler: the class of theirs, as module:name.
+    """
     settings = {"num_page_override": 2048, "device": "cpu"} | settings
     config = SchedulerConfig(
         str(folder),
@@ -137,9 +152,8 @@ def run_ranks(
     ranks = []
     for rank, path in enumerate(outs):
         own = replace(config, tp_info=DistributedInfo(rank, size))
-        ranks.append(
-            FORK.Process(target=work, args=(own, list(jobs), str(path)))
-        )
+        args = (own, list(jobs), str(path), scheduler)
+        ranks.append(FORK.Process(target=work, args=args))
     try:
         for process in ranks:
             process.start()

@@ -11,8 +11,7 @@ import shlex
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -56,27 +55,49 @@ class Result:
 
     @property
     def log(self) -> Path:
-        return LOGS / f"{self.row.name}.log"
+        """Of all test rows the same: they run together."""
+        name = "pytest" if self.row.tests else self.row.name
+        return LOGS / f"{name}.log"
 
 
-def run_row(row: Row, full: bool) -> Result:
-    """Run one row; its output goes to its log file only."""
+def run_row(row: Row) -> Result:
+    """Run a row of commands; their output goes to its log file only."""
     result = Result(row, "skip", note=row.skip)
     if row.skip:
         return result
     start = time.perf_counter()
-    if row.commands:
-        green = _run_commands(row, result.log)
-        lines = _lines(result.log)
-        result.note = lines[-1][:90] if green and lines else ""
-    else:
-        with result.log.open("w", encoding="utf-8") as log:
-            outcome = testrun.run(ROOT, log, ROOT / ".cache" / "pytest", full)
-        green = outcome.green
-        result.note = outcome.line(time.perf_counter() - start)
-    result.seconds = time.perf_counter() - start
+    green = _run_commands(row, result.log)
+    lines = _lines(result.log)
+    result.note = lines[-1][:90] if green and lines else ""
     result.state = "ok" if green else "FAILED"
+    result.seconds = time.perf_counter() - start
     return result
+
+
+def run_tests(chosen: list[Row], full: bool) -> tuple[list[Result], str]:
+    """Run the rows of test files together, so that all processes have work.
+
+    Returns them with the test runner's summary line. What no file can be told
+    of, such as a process that broke, is in the last row.
+    """
+    start, files = time.perf_counter(), [f for row in chosen for f in row.tests]
+    results = [Result(row, "skip", note=row.skip) for row in chosen]
+    if not files:
+        return results, ""
+    with (LOGS / "pytest.log").open("w", encoding="utf-8") as log:
+        cache = ROOT / ".cache" / "pytest"
+        outcome = testrun.run(ROOT, log, cache, full, files)
+    line = outcome.line(time.perf_counter() - start)
+    ran = [one for one in results if not one.row.skip]
+    for one in ran:
+        last = one is ran[-1]
+        part = outcome if last else outcome.take(one.row.tests)
+        one.seconds = sum(part.seconds.values())
+        one.note = part.line(one.seconds)
+        one.state = "ok" if part.green else "FAILED"
+        if set(part.counts) == {"skipped"}:
+            one.state = "skip"  # nothing was proven
+    return results, line
 
 
 def _run_commands(row: Row, log: Path) -> bool:
@@ -141,8 +162,56 @@ def choose(every: list[Row], only: list[str], fast: bool) -> list[Row]:
                 f"no row {name!r}; known: {', '.join(names)}"
             )
     if only:
-        return [row for row in every if row.name in only]
-    return [row for row in every if not (fast and row.slow)]
+        chosen = [row for row in every if row.name in only]
+    else:
+        chosen = [row for row in every if not (fast and row.slow)]
+    return [_rest(row, chosen) for row in chosen]
+
+
+def _rest(row: Row, chosen: list[Row]) -> Row:
+    """A row of all tests leaves out what another row runs."""
+    if row.commands or row.tests or row.skip:
+        return row
+    taken = {file for other in chosen for file in other.tests}
+    every = testrun.weigh(ROOT, ROOT / ".cache" / "pytest" / "durations.json")
+    return replace(row, tests=tuple(sorted(set(every) - taken)))
+
+
+class _Shown:
+    """Results as they come: a table on a terminal, else a line for each."""
+
+    def __init__(self) -> None:
+        self.results: list[Result] = []
+        console = Console()
+        self._live = Live(console=console, auto_refresh=False)
+        self._is_live = console.is_terminal
+
+    def __enter__(self) -> _Shown:
+        if self._is_live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_live:
+            self._live.stop()
+
+    def running(self, *rows: Row) -> None:
+        """These have begun."""
+        if self._is_live:
+            begun = [Result(row, "running") for row in rows]
+            self._live.update(table([*self.results, *begun]), refresh=True)
+
+    def add(self, *results: Result) -> None:
+        """These are finished."""
+        self.results += results
+        if self._is_live:
+            self._live.update(table(self.results), refresh=True)
+            return
+        for one in results:
+            line = (
+                f"{one.row.name:10}{one.state:8}{one.seconds:7.1f}s  {one.note}"
+            )
+            print(line.rstrip(), flush=True)
 
 
 def main(
@@ -163,35 +232,25 @@ def main(
     )  # it tells of the theme's end
     LOGS.mkdir(parents=True, exist_ok=True)
     chosen = choose(rows(ROOT, full), only or [], fast)
-    console = Console()
-    results: list[Result] = []
-    live = (
-        Live(console=console, auto_refresh=False)
-        if console.is_terminal
-        else None
-    )
-    with live or nullcontext():
-        for row in chosen:
-            if live:
-                live.update(
-                    table([*results, Result(row, "running")]), refresh=True
-                )
-            one = run_row(row, full)
-            results.append(one)
-            if live:
-                live.update(table(results), refresh=True)
-            else:
-                line = (
-                    f"{row.name:8}{one.state:8}{one.seconds:7.1f}s  {one.note}"
-                )
-                print(line.rstrip(), flush=True)
+    commands = [row for row in chosen if row.commands]
+    tests = [row for row in chosen if not row.commands]
+    summary = ""
+    with _Shown() as shown:
+        for row in commands:
+            shown.running(row)
+            shown.add(run_row(row))
+        if tests:
+            shown.running(*tests)
+            results, summary = run_tests(tests, full)
+            shown.add(*results)
+    results = shown.results
     failed = [one for one in results if one.state == "FAILED"]
     for one in failed:
         show_failure(one)
     if failed:
         print(f"failed: {', '.join(one.row.name for one in failed)}")
-    if results and results[-1].row.name == "pytest":
-        print(results[-1].note)
+    if summary:
+        print(summary)
     raise typer.Exit(bool(failed))
 
 

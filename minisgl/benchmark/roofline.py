@@ -6,24 +6,33 @@ moves: keys, values and weights by the memory, prompts by the multipliers.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
 from minisgl.benchmark.report import Report, Value, machine
 from minisgl.benchmark.subject import Subject, TimedLLM
-from minisgl.benchmark.traffic import Traffic, measure_rates, traffic_of
-from minisgl.benchmark.workload import Request, Workload
+from minisgl.benchmark.traffic import (
+    Rates,
+    Traffic,
+    measure_rates,
+    traffic_of,
+)
+from minisgl.benchmark.workload import UNTIMED, Workload
 
 PROFILED = 48
 """Tokens of an answer while the profiler watches; it keeps every kernel."""
 
 KINDS = {
-    "attention": ("attention", "paged", "mergestates", "flash_fwd", "fmha"),
-    "products": ("gemm", "nvjet", "cublas", "cutlass", "mm", "linear"),
+    "attention": (
+        *("attention", "paged", "mergestates"),
+        *("flash_fwd", "flashattn", "fmha"),
+    ),
+    "products": (
+        *("gemm", "nvjet", "cublas", "cutlass", "mm", "linear"),
+        "fused_moe",
+    ),
     "store of keys and values": ("store_rows", "index_put"),
     "norms and rotation": ("norm", "rope", "rotary"),
     "activation": ("act_and_mul", "silu"),
@@ -61,7 +70,7 @@ def measure_roofline(
             say(f"round {number + 1}: {run.seconds:.2f} s")
         tokens = sum(r.output for r in requests)
         rows = _roof_rows(least, rates, tokens, min(seconds))
-        rows += _time_rows(llm, work, requests)
+        rows += _time_rows(llm, work)
         setup = machine(llm.engine.device) | {
             "dtype": str(llm.engine.dtype).removeprefix("torch."),
             "copy GB/s": round(rates.copy / 1e9),
@@ -73,7 +82,7 @@ def measure_roofline(
 
 
 def _roof_rows(
-    least: Traffic, rates: Any, tokens: int, seconds: float
+    least: Traffic, rates: Rates, tokens: int, seconds: float
 ) -> list[dict[str, Value]]:
     """What the hardware needs for each part, and the engine for all."""
     bound = least.seconds(rates)
@@ -98,18 +107,22 @@ def _roof_rows(
     return rows
 
 
-def _time_rows(
-    llm: TimedLLM, work: Workload, requests: Sequence[Request]
-) -> list[dict[str, Value]]:
-    """Where the device's time goes, from a profile of shorter answers."""
+def _time_rows(llm: TimedLLM, work: Workload) -> list[dict[str, Value]]:
+    """Where the device's time goes while all requests decode.
+
+    Their prompts have been answered with a token before, so that what the
+    profile sees of them is the prefix cache. It slows the host down: how long
+    the same takes without it is measured first, and what of that no kernel
+    needs is idle.
+    """
     on_gpu = llm.engine.device.type == "cuda"
     kind = ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU
-    fresh = work.draw(llm.engine.sampler.vocab_size, -2)
+    fresh = work.draw(llm.engine.sampler.vocab_size, UNTIMED + 1)
+    llm.run([replace(r, output=1) for r in fresh], work.temperature)
     short = [replace(r, output=min(r.output, PROFILED)) for r in fresh]
+    seconds = llm.run(short, work.temperature).seconds
     with profile(activities=[kind]) as watched:
-        begin = time.perf_counter()
-        llm.run(short[: len(requests)], work.temperature)
-        seconds = time.perf_counter() - begin
+        llm.run(short, work.temperature)
     spans = [
         (event.name, event.time_range.start, event.time_range.end)
         for event in watched.events()
@@ -119,7 +132,8 @@ def _time_rows(
     sums = dict.fromkeys([*KINDS, "the rest"], 0.0)
     for name, start, end in spans:
         sums[kind_of(name)] += (end - start) / 1e6
-    sums["idle" if on_gpu else "Python"] = seconds - _busy(spans)
+    busy = _busy(spans)
+    sums["idle" if on_gpu else "Python"] = max(0.0, seconds - busy)
     return [
         {
             "": f"profile: {name}",

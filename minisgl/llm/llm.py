@@ -15,7 +15,8 @@ from minisgl.core import SamplingParams
 from minisgl.distributed import DistributedInfo
 from minisgl.engine import FAILED_TOKEN
 from minisgl.message import DetokenizeMsg, TokenLogprob, UserMsg
-from minisgl.scheduler import Scheduler, SchedulerConfig
+from minisgl.scheduler import SchedulerConfig
+from minisgl.scheduler.structured import StructuredScheduler
 from minisgl.utils import load_tokenizer
 
 
@@ -31,7 +32,7 @@ class RequestStatus:
     error: str | None = None
 
 
-class LLM(Scheduler):
+class LLM(StructuredScheduler):
     """A scheduler that is its own client.
 
     model_path: a folder or a hub id.

@@ -12,6 +12,7 @@ __all__ = [
     "AbortMsg",
     "BaseTokenizerMsg",
     "BatchTokenizerMsg",
+    "ChatPrompt",
     "DetokenizeMsg",
     "SamplingParams",
     "StatusMsg",
@@ -86,11 +87,24 @@ class DetokenizeMsg(BaseTokenizerMsg):
 
 
 @dataclass
+class ChatPrompt:
+    """The turns of a chat in which functions are called, or may be.
+
+    turns: as a client sends them; the arguments of a call are JSON.
+    functions: JSON of the list of functions, empty where none may be called.
+        As text they may have any keys.
+    """
+
+    turns: list[dict[str, Any]]
+    functions: str
+
+
+@dataclass
 class TokenizeMsg(BaseTokenizerMsg):
     """A new request: a text, the turns of a chat, or the ids of a prompt."""
 
     uid: int
-    text: str | list[dict[str, str]] | list[int]
+    text: str | list[dict[str, str]] | list[int] | ChatPrompt
     sampling_params: SamplingParams
 
 

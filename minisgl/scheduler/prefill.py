@@ -114,6 +114,8 @@ class PrefillAdder:
 class PrefillManager:
     """A queue: first come, first served, a long prompt in chunks.
 
+    Who still waits for a grammar is passed over until it is there.
+
     prefills_in_a_row: after so many prefill batches, running requests get a
         decode batch; with 0 they wait until the queue is empty.
     """
@@ -148,7 +150,10 @@ class PrefillManager:
         return 0 < limit <= self._in_a_row and self.decode_manager.runnable
 
     def _take(self, prefill_budget: int) -> list[Req]:
-        """Chunks from the head of the queue; an unfinished one stays its head."""
+        """Chunks from the head of the queue; an unfinished one stays its head.
+
+        Those that wait for a grammar keep their place, and others pass them.
+        """
         adder = PrefillAdder(
             token_budget=prefill_budget,
             reserved_size=self.decode_manager.inflight_tokens,
@@ -157,7 +162,11 @@ class PrefillManager:
         )
         reqs: list[Req] = []
         unfinished: list[PendingReq] = []
+        passed: list[PendingReq] = []
         for pending in self.pending_list:
+            if pending.grammar is not None:
+                passed.append(pending)
+                continue
             req = adder.try_add_one(pending)
             if req is None:
                 break
@@ -165,7 +174,8 @@ class PrefillManager:
             if isinstance(req, ChunkedReq):
                 pending.chunked_req = req
                 unfinished.append(pending)
-        self.pending_list = unfinished + self.pending_list[len(reqs) :]
+        seen = len(reqs) + len(passed)
+        self.pending_list = unfinished + passed + self.pending_list[seen:]
         return reqs
 
     def abort_req(self, uid: int) -> Req | None:

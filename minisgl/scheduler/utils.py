@@ -11,7 +11,10 @@ from minisgl.core import SamplingParams
 from minisgl.message import UserMsg
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from minisgl.scheduler.prefill import ChunkedReq
+    from minisgl.structure.compile import CompiledGrammar
 
 
 @dataclass
@@ -19,12 +22,14 @@ class PendingReq:
     """A request whose prompt is not wholly computed.
 
     chunked_req: the part that is, with its row and its pages; None before.
+    grammar: what has to be compiled before it may run.
     """
 
     uid: int
     input_ids: torch.Tensor
     sampling_params: SamplingParams
     chunked_req: ChunkedReq | None = None
+    grammar: Future[CompiledGrammar] | None = None
 
     @property
     def input_len(self) -> int:

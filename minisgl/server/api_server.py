@@ -144,7 +144,7 @@ async def v1_chat_completions(
     generation = MeteredGeneration(
         request.app.state.observer,
         frontend,
-        [[message.turn() for message in req.messages]],
+        [req.prompt],
         req.sampling_params(req.limit, req.count_logprobs),
         req.n,
         req.stops,

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
+from minisgl.message.tokenizer import ChatPrompt
 from minisgl.sampling_params import MOST_LOGPROBS
 from minisgl.server.errors import ApiError
 from minisgl.server.fields import MOST, Int, Strict, Text, kind
 from minisgl.server.protocol import SamplingFields, schema_with
+from minisgl.server.tools import (
+    Tool,
+    ToolCall,
+    ToolChoice,
+    Tools,
+    check_choice,
+    tool_grammar,
+)
 
-_NEEDS_TOOLS = ("tool_calls", "tool_call_id", "function_call", "audio")
+_UNSUPPORTED = ("function_call", "audio")
 
 _EXAMPLE: dict[str, Any] = {
     "messages": [{"role": "user", "content": "Why is the sky blue?"}],
@@ -46,16 +56,22 @@ _WHO_SPEAKS: dict[str, Any] = {
 
 
 class Message(Strict):
-    """One turn of a chat. Only an assistant's may have no content."""
+    """One turn of a chat. Only an assistant's may have no content.
+
+    tool_calls: of an assistant; what it wanted to be called.
+    tool_call_id: of a tool; which of these calls it has the result of.
+    """
 
     model_config = ConfigDict(json_schema_extra=_WHO_SPEAKS)
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: Text | None = None
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_tools(cls, turn: Any) -> Any:
-        for name in _NEEDS_TOOLS if isinstance(turn, dict) else ():
+    def _refuse_unsupported(cls, turn: Any) -> Any:
+        for name in _UNSUPPORTED if isinstance(turn, dict) else ():
             if turn.get(name):
                 raise ValueError(f"{name} is not supported here; leave it out")
         return turn
@@ -64,15 +80,27 @@ class Message(Strict):
     def _has_content(self) -> Self:
         if self.content is None and self.role != "assistant":
             raise ValueError(f"a message of the {self.role} needs content")
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("only an assistant's message has tool_calls")
+        if (self.tool_call_id is not None) != (self.role == "tool"):
+            raise ValueError("tool_call_id goes with role tool, and only there")
         return self
 
-    def turn(self) -> dict[str, str]:
+    @property
+    def mentions_calls(self) -> bool:
+        """Whether it asks for calls or answers one."""
+        return bool(self.tool_calls) or self.role == "tool"
+
+    def turn(self) -> dict[str, Any]:
         """As chat templates want it; parts are joined with a newline."""
         role = "system" if self.role == "developer" else self.role
         content = self.content or ""
         if isinstance(content, list):
             content = "\n".join(part.text for part in content)
-        return {"role": role, "content": content}
+        found: dict[str, Any] = {"role": role, "content": content}
+        if self.tool_calls:
+            found["tool_calls"] = [call.turn() for call in self.tool_calls]
+        return found
 
 
 class ChatCompletionRequest(SamplingFields):
@@ -90,6 +118,9 @@ class ChatCompletionRequest(SamplingFields):
     )
     logprobs: bool = False
     top_logprobs: Int | None = Field(None, ge=0, le=MOST_LOGPROBS)
+    tools: Tools = Field([])
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool = True
 
     @model_validator(mode="after")
     def _top_needs_logprobs(self) -> Self:
@@ -98,6 +129,39 @@ class ChatCompletionRequest(SamplingFields):
                 400, "top_logprobs needs logprobs: true", "top_logprobs"
             )
         return self
+
+    @model_validator(mode="after")
+    def _can_be_called(self) -> Self:
+        check_choice(self.tools, self.tool_choice)
+        if self.tool_calls is not None and self.forms:
+            message = "cannot stand beside tools; or say tool_choice: none"
+            raise ApiError(400, f"{self.forms[0]} {message}", self.forms[0])
+        asked: set[str] = set()
+        for i, message_ in enumerate(self.messages):
+            asked |= {call.id for call in message_.tool_calls or ()}
+            answered = message_.tool_call_id
+            if answered is not None and answered not in asked:
+                place = f"messages[{i}].tool_call_id"
+                message = f"no call before has the id {answered!r}"
+                raise ApiError(400, message, place)
+        return self
+
+    @property
+    def tool_calls(self) -> str | None:
+        """What may be called; None: nothing."""
+        return tool_grammar(
+            self.tools, self.tool_choice, self.parallel_tool_calls
+        )
+
+    @property
+    def prompt(self) -> list[dict[str, str]] | ChatPrompt:
+        """The turns, with functions if they are spoken of."""
+        turns = [message.turn() for message in self.messages]
+        tools: list[Tool] = self.tools if self.tool_choice != "none" else []
+        if not tools and not any(m.mentions_calls for m in self.messages):
+            return turns
+        sent = [tool.model_dump(exclude_none=True) for tool in tools]
+        return ChatPrompt(turns, json.dumps(sent))
 
     @property
     def limit(self) -> int:

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from minisgl.message import TokenizeMsg, UserReply
+from minisgl.message.tokenizer import ChatPrompt
 from minisgl.sampling_params import SamplingParams
 from minisgl.server.errors import ApiError
+from minisgl.server.formats import field_at_fault
 from minisgl.server.frontend import FrontendManager, Replies
 from minisgl.server.responses import FinishReason
 from minisgl.server.stops import StopStrings
@@ -17,7 +19,7 @@ from minisgl.server.stops import StopStrings
 # What a request that ends like this, with nothing sent yet, is answered with.
 _STATUS = {"refused": 400, "error": 500, "gone": 503}
 
-Prompt = str | list[dict[str, str]] | list[int]
+Prompt = str | list[dict[str, str]] | list[int] | ChatPrompt
 """A text, the turns of a chat, or token ids."""
 
 
@@ -69,7 +71,8 @@ class _Choice:
         """What a reply adds to the answer; its last one may end it early."""
         self.started = True
         if (status := _STATUS.get(reply.finish_reason or "")) is not None:
-            error = ApiError(status, reply.error or "the engine failed")
+            text = reply.error or "the engine failed"
+            error = ApiError(status, text, field_at_fault(text))
             return Piece(self.index, finish_reason="error", error=error)
         self._logprobs += [(self._received, e) for e in reply.logprobs or ()]
         self._received += len(reply.incremental_output)

@@ -6,7 +6,8 @@ silence. What no server knows is ignored, and null is the same as absent.
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self, cast
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self, cast
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -24,7 +25,19 @@ from minisgl.server.fields import (
     Strict,
     Text,
 )
-from minisgl.server.unsupported import describe_unsupported, refuse_unsupported
+from minisgl.server.formats import (
+    FORM_FIELDS,
+    Choice,
+    Grammar,
+    Regex,
+    ResponseFormat,
+)
+from minisgl.server.unsupported import (
+    CHAT_ONLY,
+    UNSUPPORTED,
+    describe_unsupported,
+    refuse_unsupported,
+)
 
 MOST_ANSWERS = 2048
 """To one request."""
@@ -52,7 +65,12 @@ class StreamOptions(Strict):
     include_obfuscation: Literal[False] | None = None
 
 
-def schema_with(example: dict[str, Any]) -> ConfigDict:
+Table = Mapping[str, tuple[Any, ...]]
+
+
+def schema_with(
+    example: dict[str, Any], unsupported: Table = UNSUPPORTED
+) -> ConfigDict:
     """Let a model's schema say what pydantic cannot know of it."""
 
     def extend(schema: dict[str, Any]) -> None:
@@ -60,7 +78,7 @@ def schema_with(example: dict[str, Any]) -> ConfigDict:
         for name in fields.keys() - set(schema["required"]):
             if null not in fields[name].get("anyOf", ()):
                 fields[name] = {"anyOf": [fields[name], null]}
-        describe_unsupported(schema)
+        describe_unsupported(schema, unsupported)
         schema["examples"] = [example]
 
     return ConfigDict(json_schema_extra=extend)
@@ -69,6 +87,7 @@ def schema_with(example: dict[str, Any]) -> ConfigDict:
 class SamplingFields(Strict):
     """What both OpenAI endpoints take, and as an extra body what else is here."""
 
+    unsupported: ClassVar[Table] = UNSUPPORTED
     model: str | None = Field(None, description="As /v1/models lists it.")
     n: Int = Field(1, ge=1, le=128)
     stream: bool = False
@@ -85,13 +104,17 @@ class SamplingFields(Strict):
     logit_bias: dict[IdText, Bias] = Field({}, max_length=MOST_IDS)
     ignore_eos: bool = False
     stop_token_ids: Ids = Field([], max_length=MOST_IDS)
+    response_format: ResponseFormat | None = None
+    regex: Regex | None = Field(None, description="Matches all of the answer.")
+    choice: Choice | None = Field(None, description="The answer is one of it.")
+    grammar: Grammar | None = Field(None, description="EBNF with rule root.")
 
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, body: Any) -> Any:
         if not isinstance(body, dict):
             return body
-        refuse_unsupported(body)
+        refuse_unsupported(body, cls.unsupported)
         return {name: body[name] for name in body if body[name] is not None}
 
     @model_validator(mode="after")
@@ -102,6 +125,27 @@ class SamplingFields(Strict):
             )
         return self
 
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        if len(forms := self.forms) > 1:
+            raise ApiError(
+                400, f"{forms[1]} cannot stand beside {forms[0]}", forms[1]
+            )
+        return self
+
+    @property
+    def forms(self) -> list[str]:
+        """The fields that ask for a form."""
+        found = [name for name in FORM_FIELDS if getattr(self, name)]
+        if self.response_format and self.response_format.text is None:
+            found.remove("response_format")
+        return found
+
+    @property
+    def tool_calls(self) -> str | None:
+        """What may be called, for `SamplingParams`; only chats have it."""
+        return None
+
     @property
     def stops(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else self.stop
@@ -110,6 +154,7 @@ class SamplingFields(Strict):
         self, max_tokens: int, logprobs: int | None
     ) -> SamplingParams:
         """How the engine is told; numbers beyond 32 bits mean the same there."""
+        form = self.response_format
         return SamplingParams(
             temperature=self.temperature,
             top_k=min(self.top_k, MOST),
@@ -124,13 +169,21 @@ class SamplingFields(Strict):
             logit_bias=self.logit_bias,
             stop_token_ids=self.stop_token_ids,
             logprobs=logprobs,
+            json_schema=form.text if form else None,
+            regex=self.regex,
+            choice=self.choice,
+            grammar=self.grammar,
+            tool_calls=self.tool_calls,
         )
 
 
 class OpenAICompletionRequest(SamplingFields):
     """/v1/completions: go on from a text, or from token ids."""
 
-    model_config = schema_with({"prompt": "The sea is", "max_tokens": 8})
+    model_config = schema_with(
+        {"prompt": "The sea is", "max_tokens": 8}, UNSUPPORTED | CHAT_ONLY
+    )
+    unsupported = UNSUPPORTED | CHAT_ONLY
     prompt: Prompts
     max_tokens: Int = Field(16, ge=1)
     logprobs: Int | None = Field(None, ge=0, le=MOST_LOGPROBS)

@@ -54,7 +54,7 @@ class Record:
         }
         if with_text:
             found |= {"prompt": self.prompt, "text": "".join(self.text)}
-        return json.dumps(found)
+        return json.dumps(found, default=vars)
 
 
 class RequestLog:

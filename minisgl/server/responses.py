@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-FinishReason = Literal["stop", "length", "error"]
+FinishReason = Literal["stop", "length", "error", "tool_calls"]
 
 
 class ModelCard(BaseModel):
@@ -62,11 +62,27 @@ class ChatLogprobs(BaseModel):
     content: list[TokenLogprob]
 
 
+class FunctionCall(BaseModel):
+    """A function, and its arguments as JSON."""
+
+    name: str
+    arguments: str
+
+
+class ChatToolCall(BaseModel):
+    """A call that the client is asked to make, and to tell the result of."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
 class ChatAnswer(BaseModel):
-    """The assistant's turn."""
+    """The assistant's turn; content is null where it only calls."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
+    tool_calls: list[ChatToolCall] = []
 
 
 class ChatChoice(BaseModel):
@@ -87,11 +103,28 @@ class ChatCompletion(BaseModel):
     usage: Usage
 
 
+class FunctionDelta(BaseModel):
+    """The name where a call begins, then pieces of its arguments."""
+
+    name: str | None = None
+    arguments: str
+
+
+class ToolCallDelta(BaseModel):
+    """A call by its place in the answer; id and type where it begins."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta
+
+
 class ChatDelta(BaseModel):
-    """What is new: the role in the first chunk of a choice, then text."""
+    """What is new: the role in the first chunk of a choice, then the rest."""
 
     role: Literal["assistant"] = "assistant"
     content: str = ""
+    tool_calls: list[ToolCallDelta] = []
 
 
 class ChatChunkChoice(BaseModel):

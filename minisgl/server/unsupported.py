@@ -25,31 +25,37 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "length_penalty": (1,),
     "min_tokens": (0,),
     "modalities": (["text"],),
-    "parallel_tool_calls": (True, False),
     "prediction": (),
     "reasoning_effort": (),
-    "regex": (),
-    "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "skip_special_tokens": (True,),
     "store": (False,),
     "structured_outputs": (),
     "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "use_beam_search": (False,),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
 
+CHAT_ONLY: dict[str, tuple[Any, ...]] = {
+    "parallel_tool_calls": (True, False),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+}
+"""The same of fields that only a chat honours, for the other endpoints."""
 
-def refuse_unsupported(body: Mapping[str, Any]) -> None:
+
+def refuse_unsupported(
+    body: Mapping[str, Any], table: Mapping[str, tuple[Any, ...]]
+) -> None:
     """Let a body pass if it asks for nothing that is not here.
+
+    table: fields with the values that ask for nothing.
 
     Raises:
         ApiError: 400, with the first field that does as its `param`.
     """
-    for name, neutral in UNSUPPORTED.items():
+    for name, neutral in table.items():
         value = body.get(name)
         if value is not None and not any(_same(value, n) for n in neutral):
             message = f"{name} is not supported here; leave it out"
@@ -61,9 +67,11 @@ def _same(one: Any, other: Any) -> bool:
     return isinstance(one, bool) == isinstance(other, bool) and one == other
 
 
-def describe_unsupported(schema: dict[str, Any]) -> None:
+def describe_unsupported(
+    schema: dict[str, Any], table: Mapping[str, tuple[Any, ...]]
+) -> None:
     """Put these fields into a JSON schema, with the values that pass."""
-    for name, neutral in UNSUPPORTED.items():
+    for name, neutral in table.items():
         schema["properties"][name] = {
             "enum": [*neutral, None],
             "description": "Not supported: anything else is refused.",

@@ -69,6 +69,7 @@ def render_chat(
     source: str,
     messages: Sequence[Mapping[str, Any]],
     names: Mapping[str, str],
+    functions: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """The text of a chat up to where the answer begins.
 
@@ -78,6 +79,7 @@ def render_chat(
     source: the template.
     messages: the turns, dicts with `role` and `content`.
     names: the special tokens by their role, as bos_token.
+    functions: what may be called, as OpenAI's clients describe it.
 
     Raises:
         ValueError: no turns, or the template cannot make a text of them.
@@ -89,7 +91,7 @@ def render_chat(
     try:
         return _compile(source).render(
             messages=turns,
-            tools=None,
+            tools=functions or None,
             documents=None,
             add_generation_prompt=True,
             **names,

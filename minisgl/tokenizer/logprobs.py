@@ -53,13 +53,13 @@ class LogprobFormatter:
 
     def _entry(self, token: int, logprob: float, first: bool) -> dict[str, Any]:
         """What is known of one token; special ones have a name, but no bytes."""
-        raw = self._bytes_of(token, first)
+        raw = self.bytes_of(token, first)
         text = raw.decode("utf-8", errors="replace")
         if not self._tokenizer.is_text(token):
             text = self._tokenizer.token(token) or ""
         return {"token": text, "logprob": logprob, "bytes": [*raw]}
 
-    def _bytes_of(self, token: int, first: bool) -> bytes:
+    def bytes_of(self, token: int, first: bool) -> bytes:
         """What a token adds to the text, as bytes."""
         tokenizer = self._tokenizer
         name = tokenizer.token(token)

@@ -12,6 +12,11 @@ import tokenizers
 from tokenizers import AddedToken, decoders, pre_tokenizers
 
 from minisgl.tokenizer.chat import render_chat
+from minisgl.tokenizer.tools import (
+    as_plain_turns,
+    knows_calls,
+    with_parsed_calls,
+)
 from minisgl.utils.hf import download_hf_weight
 
 _BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
@@ -94,17 +99,37 @@ class Tokenizer:
         token: str | None = self._inner.id_to_token(token_id)
         return token
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        functions: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
         """The text of a chat up to where the answer begins.
 
         It has all special tokens already: encode it without adding any.
+
+        functions: what the answer may call.
 
         Raises:
             ValueError: there is no template, or it refuses these turns.
         """
         if self._template is None:
             raise ValueError(_NO_TEMPLATE)
-        return render_chat(self._template, messages, self.names)
+        return render_chat(self._template, messages, self.names, functions)
+
+    def apply_tool_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        functions: Sequence[Mapping[str, Any]],
+    ) -> str:
+        """The same of a chat with calls, whether or not the template knows any.
+
+        messages: may have calls, whose arguments are JSON, and the role tool.
+        """
+        if knows_calls(self._template or ""):
+            turns = with_parsed_calls(messages)
+            return self.apply_chat_template(turns, functions)
+        return self.apply_chat_template(as_plain_turns(messages, functions))
 
 
 def load_light_tokenizer(model_path: str) -> Tokenizer:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from minisgl.message import TokenizeMsg
+from minisgl.message.tokenizer import ChatPrompt
 from minisgl.tokenizer.text import Tokenizer
 
 TokenArray = npt.NDArray[np.int32]
@@ -35,6 +37,10 @@ class TokenizeManager:
             return ValueError(f"{type(error).__name__}: {error}")
 
     def _ids(self, text: Any) -> list[int]:
+        if isinstance(text, ChatPrompt):
+            functions = json.loads(text.functions or "[]")
+            chat = self.tokenizer.apply_tool_template(text.turns, functions)
+            return self.tokenizer.encode(chat, add_special_tokens=False)
         if isinstance(text, str):
             return self.tokenizer.encode(text)
         if not isinstance(text, list):

@@ -110,6 +110,7 @@ class FakeEngine(threading.Thread):
 
     def prompt(self, uid: int) -> str:
         text = self.asked[uid].text
+        text = getattr(text, "turns", text)  # of a chat with functions
         chat = isinstance(text, list) and isinstance(text[0], dict)
         return text[-1]["content"] if chat else str(text)
 

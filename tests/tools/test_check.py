@@ -81,17 +81,13 @@ def test_a_failing_command_fails_its_row(tmp_path, monkeypatch):
     row = Row(
         "x", ((python, "-c", "print('one'); exit(3)"), (python, "-c", "1/0"))
     )
-    result = check.run_row(row, full=False)
+    result = check.run_row(row)
     assert result.state == "FAILED"
     text = result.log.read_text()
     assert "one" in text and "status 3" in text and "1/0" not in text
-    good = check.run_row(
-        Row("y", ((python, "-c", "print('fine')"),)), full=False
-    )
+    good = check.run_row(Row("y", ((python, "-c", "print('fine')"),)))
     assert (good.state, good.note) == ("ok", "fine")
-    assert (
-        check.run_row(Row("z", skip="no compiler"), full=False).state == "skip"
-    )
+    assert check.run_row(Row("z", skip="no compiler")).state == "skip"
 
 
 def test_rows_are_chosen_by_name():
@@ -111,23 +107,83 @@ def test_rows_are_chosen_by_name():
 def test_a_tag_tree_skips_what_it_cannot_hold(tmp_path):
     (tmp_path / "stages").mkdir()
     (tmp_path / TAG_NOTE).touch()
-    assert skipped_rows(tmp_path) == ["links", "docs", "tags", "exercises"]
+    assert skipped_rows(tmp_path) == [
+        "links",
+        "docs",
+        "book",
+        "tags",
+        "exercises",
+    ]
     (tmp_path / TAG_NOTE).unlink()
     assert skipped_rows(tmp_path) == ["tags"]  # no git
 
 
 def skipped_rows(root):
     every = [row for row in rows.rows(root) if row.skip]
-    return [row.name for row in every if row.name != "nvcc"]
+    others = {"nvcc", *rows.TESTS}
+    assert others - {"nvcc"} <= {row.name for row in every}  # no tests here
+    return [row.name for row in every if row.name not in others]
 
 
-def test_without_nvcc_its_row_is_a_skip(monkeypatch):
-    monkeypatch.setattr(rows.shutil, "which", lambda name: None)
+@pytest.mark.parametrize(
+    ("version", "reason"),
+    [
+        (None, "nvcc is not installed"),
+        ("release 11.5, V11.5.1", "nvcc 11.5 is too old: sm_90 needs 11.8"),
+        ("release 11.8, V11.8.89", ""),
+        ("release 13.0, V13.0.88", ""),
+        ("no such text", "nvcc does not tell its version"),
+    ],
+)
+def test_an_nvcc_that_cannot_is_a_skip(monkeypatch, tmp_path, version, reason):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if version is not None:
+        program = tmp_path / "nvcc"
+        program.write_text(f"#!/bin/sh\necho '{version}'\n")
+        program.chmod(0o755)
     (row,) = check.choose(rows.rows(ROOT), ["nvcc"], fast=False)
-    assert row.skip == "nvcc is not installed"
-    monkeypatch.setattr(rows.shutil, "which", lambda name: f"/bin/{name}")
-    (row,) = check.choose(rows.rows(ROOT), ["nvcc"], fast=False)
-    assert not row.skip and row.commands[0][-1] == "tools/nvcc.py"
+    assert row.skip == reason and row.commands[0][-1] == "tools/nvcc.py"
+
+
+def test_rows_of_tests_share_them_out():
+    every = check.choose(rows.rows(ROOT), [], fast=False)
+    files = [file for row in every for file in row.tests]
+    assert len(files) == len(set(files))
+    assert set(files) == set(testrun.weigh(ROOT, ROOT / "nowhere"))
+    (alone,) = check.choose(rows.rows(ROOT), ["pytest"], fast=False)
+    assert set(alone.tests) == set(files)
+
+
+def test_rows_of_tests_are_run_together(tmp_path, monkeypatch):
+    plant(
+        tmp_path,
+        a="import pytest\n@pytest.mark.skip\ndef test_1(): ...",
+        b="def test_2(): ...",
+        c="def test_3(): ...\ndef test_4(): assert 0",
+    )
+    monkeypatch.setattr(check, "ROOT", tmp_path)
+    monkeypatch.setattr(check, "LOGS", tmp_path)
+    planted = [Row(n, tests=(f"tests/test_{n}.py",)) for n in "abc"]
+    later = Row("later", skip="in a later chapter")
+    results, line = check.run_tests([*planted, later], full=False)
+    states = [one.state for one in results]
+    # All of its tests were skipped, so nothing was proven.
+    assert states == ["skip", "ok", "FAILED", "skip"]
+    assert results[1].note.startswith("1 passed in")
+    assert line.startswith("1 failed, 2 passed, 1 skipped in")
+    assert "assert 0" in results[2].log.read_text()
+    assert check.run_tests([later], full=False)[1] == ""
+
+
+def test_a_process_that_breaks_fails_the_last_row(tmp_path, monkeypatch):
+    plant(tmp_path, a="def test_1(): ...",
+          b="import os\ndef test_2(): os._exit(3)")  # fmt: skip
+    monkeypatch.setattr(check, "ROOT", tmp_path)
+    monkeypatch.setattr(check, "LOGS", tmp_path)
+    planted = [Row(n, tests=(f"tests/test_{n}.py",)) for n in "ba"]
+    results, line = check.run_tests(planted, full=False)
+    assert [one.state for one in results] == ["FAILED", "FAILED"]
+    assert "1 errors" in line
 
 
 def test_command_prints_one_line_a_row_and_tells_its_status():

@@ -32,6 +32,7 @@ def draw(name: str, language: str) -> Canvas:
     """
     # Scenes register themselves when their files are imported.
     from tools.drawing import (  # noqa: F401
+        scenes_beyond,
         scenes_compute,
         scenes_faster,
         scenes_hybrid,

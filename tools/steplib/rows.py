@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -10,17 +11,38 @@ from pathlib import Path
 
 from tools.steplib.pages import is_tag_tree
 
+TESTS = {
+    "examples": (
+        "tests/tools/test_examples.py",
+        "tests/tools/test_stored_outputs.py",
+    ),
+    "simulator": (
+        "tests/test_ch19_simulator.py",
+        "tests/test_ch19_kernels.py",
+    ),
+    "triton": (
+        "tests/test_ch20_experts.py",
+        "tests/test_ch23_fused.py",
+    ),
+    "films": ("tests/tools/test_videos.py",),
+}
+"""Rows of their own: commands that pages show, CUDA on a CPU, Triton's interpreter."""
+
+OLDEST_NVCC = 11, 8
+"""The first that compiles for sm_90."""
+
 
 @dataclass(frozen=True)
 class Row:
     """One verification: its commands run in order until one fails.
 
-    A row with a `skip` reason is shown as a skip. Rows without commands are run by
-    ``tools/check.py`` itself.
+    A row with a `skip` reason is shown as a skip. A row without commands runs test
+    files; without those, all that no other row runs.
     """
 
     name: str
     commands: tuple[tuple[str, ...], ...] = ()
+    tests: tuple[str, ...] = ()
     skip: str = ""
     slow: bool = False  # left out by --fast
 
@@ -52,6 +74,12 @@ def rows(root: Path, full: bool = False) -> list[Row]:
             (
                 (*steps, "docs", "--check"),
                 (python, "tools/diagrams.py", "--check"),
+            ),
+            skip=_no_book(root),
+        ),
+        Row(
+            "book",
+            (
                 (*mkdocs, "-f", "mkdocs.yml", "-d", ".cache/site"),
                 (*mkdocs, "-f", "mkdocs.zh.yml", "-d", ".cache/site/zh"),
             ),
@@ -60,7 +88,7 @@ def rows(root: Path, full: bool = False) -> list[Row]:
         Row(
             "nvcc",
             ((python, "tools/nvcc.py"),),
-            skip="" if shutil.which("nvcc") else "nvcc is not installed",
+            skip=_no_nvcc(),
             slow=True,
         ),
         Row(
@@ -76,8 +104,16 @@ def rows(root: Path, full: bool = False) -> list[Row]:
             skip=_no_solutions(root),
             slow=True,
         ),
+        *(_tests(root, name) for name in TESTS),
         Row("pytest"),
     ]
+
+
+def _tests(root: Path, name: str) -> Row:
+    """A row of test files; on a tag some are not there yet."""
+    files = tuple(file for file in TESTS[name] if (root / file).is_file())
+    skip = "" if files else "the tests of it come in a later chapter"
+    return Row(name, tests=files, skip=skip, slow=True)
 
 
 def _no_book(root: Path) -> str:
@@ -90,6 +126,21 @@ def _no_book(root: Path) -> str:
 def _no_solutions(root: Path) -> str:
     """Why no exercise is proven here, empty if they are."""
     return "a tag's own tree holds no solutions" if is_tag_tree(root) else ""
+
+
+def _no_nvcc() -> str:
+    """Why nothing is compiled here, empty if it is."""
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        return "nvcc is not installed"
+    done = subprocess.run([nvcc, "--version"], capture_output=True, text=True)
+    found = re.search(r"release (\d+)\.(\d+)", done.stdout)
+    if found is None:
+        return "nvcc does not tell its version"
+    if (int(found[1]), int(found[2])) < OLDEST_NVCC:
+        oldest = ".".join(map(str, OLDEST_NVCC))
+        return f"nvcc {found[1]}.{found[2]} is too old: sm_90 needs {oldest}"
+    return ""
 
 
 def _no_tags(root: Path) -> str:

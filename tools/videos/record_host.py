@@ -18,7 +18,7 @@ from tests.driver import Driver
 from tools.stagekit import encode_chat, load_tokenizer, model_path
 from tools.videos.recorders import stage_file
 
-QUESTION, MOST = "What is 2+2?", 24
+QUESTION, MOST, PAGE = "What is 2+2?", 24, 16
 ROWS = 4
 
 
@@ -27,50 +27,63 @@ def life() -> dict[str, Any]:
     path = model_path("smollm2-135m")
     tokenizer = load_tokenizer(path)
     ids = encode_chat(tokenizer, QUESTION)
-    settings: dict[str, Any] = {"page_size": 16, "num_page_override": 64}
     llm = LLM(
-        str(path), dtype="float32", device="cpu", overlap=False, **settings
+        str(path),
+        dtype="float32",
+        device="cpu",
+        overlap=False,
+        page_size=PAGE,
+        num_page_override=64,
     )
-    steps: list[list[str | int]] = []
-    run = llm.engine.forward_batch
-
-    def noted(batch: Any, args: Any) -> Any:
-        req = batch.reqs[0]
-        row = llm.table_manager.page_table[req.table_idx, : req.device_len]
-        pages = sorted({int(slot) // 16 for slot in row})
-        steps.append([batch.phase, req.extend_len, len(pages)])
-        return run(batch, args)
-
-    llm.engine.forward_batch = noted  # type: ignore[method-assign]
+    steps = _note_steps(llm)
     params = SamplingParams(max_tokens=MOST, logprobs=3)
     answer = llm.generate([ids], params, progress=False)[0]
-    texts = DetokenizeManager(load_light_tokenizer(str(path)))
-    out, first = answer["token_ids"], answer["logprobs"][0]
-    pieces = [
-        texts.detokenize([DetokenizeMsg(0, token, i == len(out) - 1)])[0]
-        for i, token in enumerate(out)
-    ]
-    likeliest = [
-        [tokenizer.decode([token]), round(math.exp(logprob), 3)]
-        for token, logprob in zip(
-            first.top_ids, first.top_logprobs, strict=True
-        )
-    ]
-    kept = llm.cache_manager.prefix_cache.size_info.total_size
+    first = answer["logprobs"][0]
+    likeliest = zip(first.top_ids, first.top_logprobs, strict=True)
     return {
         "question": QUESTION,
         "model": "SmolLM2-135M-Instruct",
         "layers": llm.engine.ctx.kv_cache.num_layers,
         "vocabulary": llm.engine.sampler.vocab_size,
         "max_tokens": MOST,
+        "page_size": PAGE,
         "prompt": [[t, tokenizer.decode([t])] for t in ids],
         "steps": steps,
-        "likeliest": likeliest,
-        "pieces": pieces,
+        "likeliest": [
+            [tokenizer.decode([token]), round(math.exp(logprob), 3)]
+            for token, logprob in likeliest
+        ],
+        "pieces": _pieces(str(path), answer["token_ids"]),
         "text": answer["text"],
         "finish_reason": answer["finish_reason"],
-        "kept_tokens": kept,
+        "kept_tokens": llm.cache_manager.prefix_cache.size_info.total_size,
     }
+
+
+def _note_steps(llm: LLM) -> list[list[str | int]]:
+    """Filled while it runs: phase, tokens and pages of each step."""
+    steps: list[list[str | int]] = []
+    run = llm.engine.forward_batch
+
+    def noted(batch: Any, args: Any) -> Any:
+        req = batch.reqs[0]
+        row = llm.table_manager.page_table[req.table_idx, : req.device_len]
+        pages = {int(slot) // PAGE for slot in row}
+        steps.append([batch.phase, req.extend_len, len(pages)])
+        return run(batch, args)
+
+    llm.engine.forward_batch = noted  # type: ignore[method-assign]
+    return steps
+
+
+def _pieces(path: str, tokens: list[int]) -> list[str]:
+    """The text that becomes certain with each token."""
+    texts = DetokenizeManager(load_light_tokenizer(path))
+    ends = [False] * (len(tokens) - 1) + [True]
+    return [
+        texts.detokenize([DetokenizeMsg(0, token, end)])[0]
+        for token, end in zip(tokens, ends, strict=True)
+    ]
 
 
 ARRIVALS = {0: 1, 1: 1, 2: 1, 3: 4, 4: 5, 5: 10, 6: 11, 7: 26}

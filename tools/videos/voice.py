@@ -9,6 +9,7 @@ import subprocess
 import sys
 import wave
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from tools.videos.film import Cue, duration
@@ -19,23 +20,17 @@ RATE = 22050
 
 VOICES = ("espeak", "edge")
 _SPOKEN = {
-    r"\bKV\b": "K V",
-    r"\bGPU\b": "G P U",
     r"\bCUDA\b": "kooda",
-    r"\bradix\b": "ray-dix",
-    r"\bQwen": "Chwen",
-    r"\bSmolLM\b": "small L M",
     r"\bprefill": "pre-fill",
-    r"\btokenizer": "tokenyzer",
-    r"\bdetokenizer": "de-tokenyzer",
-    r"\bmini-sglang\b": "mini S G lang",
+    r"\bdetokenizer": "dee tokenizer",
+    r"\b[Mm]ini-sglang\b": "mini S G lang",
     r"(\d),(\d{3})": r"\1\2",
 }
-"""How words are written for a voice that reads letters."""
+"""How espeak-ng has to read words that it does not know."""
 
 
 def spoken(text: str) -> str:
-    """The sentence as a voice has to read it."""
+    """A sentence as espeak-ng has to read it."""
     for pattern, say in _SPOKEN.items():
         text = re.sub(pattern, say, text)
     return text
@@ -50,8 +45,10 @@ def speak(texts: Sequence[str], voice: str, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     make = {"espeak": _espeak, "edge": _edge}[voice]
     found = []
-    for text in map(spoken, texts):
-        key = hashlib.sha256(f"{voice} {text}".encode()).hexdigest()[:16]
+    for text in texts:
+        key = hashlib.sha256(f"{voice} {spoken(text)}".encode()).hexdigest()[
+            :16
+        ]
         path = folder / f"{key}.wav"
         if not path.exists():
             part = path.with_suffix(".part.wav")
@@ -78,10 +75,12 @@ def need(program: str, package: str) -> str:
 def _espeak(text: str, path: Path) -> None:
     program = need("espeak-ng", "espeak-ng")
     command = [program, "-v", "en-us", "-s", "152", "-p", "42", "-g", "2"]
-    subprocess.run([*command, "-w", str(path), text], check=True)
+    subprocess.run([*command, "-w", str(path), spoken(text)], check=True)
 
 
 def _edge(text: str, path: Path) -> None:
+    if find_spec("edge_tts") is None:
+        raise FilmError("edge-tts is not installed: pip install '.[videos]'")
     ffmpeg, mp3 = need("ffmpeg", "ffmpeg"), path.with_suffix(".mp3")
     command = [sys.executable, "-m", "edge_tts", "--voice", "en-US-GuyNeural"]
     command += ["--text", text, "--write-media", str(mp3)]
@@ -89,8 +88,8 @@ def _edge(text: str, path: Path) -> None:
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no reason was given"]
         raise FilmError(
-            f"edge-tts fails: {lines[-1]}; install it with pip install "
-            "'.[videos]', or leave out --voice edge to speak without a network"
+            f"edge-tts fails: {lines[-1]}; without --voice edge no network "
+            "is needed"
         )
     convert = [ffmpeg, "-loglevel", "error", "-y", "-i", str(mp3)]
     convert += ["-ac", "1", "-ar", str(RATE), str(path)]

@@ -7,7 +7,6 @@ from tools.videos.parts import bar, note, source
 from tools.videos.printed import printed
 from tools.videos.stage import Stage
 from tools.videos.theme import (
-    AMBER,
     BLUE,
     GREEN,
     INK,
@@ -34,17 +33,10 @@ _STEPS = _EVENTS["admission"]["steps"]
 _NEED = [p + n for p, n in zip(_PROMPTS, _LIMITS, strict=True)]
 _BOTH = _NEED[0] + _NEED[1]
 _ENDS = next(i for i, s in enumerate(_STEPS) if 2 in dict(s["held"]))
-_MS = dict(
-    zip(
-        (1, 8),
-        (
-            printed("graph-h200.txt", rf"\n +{n} +\S+ ms +(\S+) ms")[0]
-            for n in (1, 8)
-        ),
-        strict=True,
-    )
-)
-
+_MS = {
+    n: printed("graph-h200.txt", rf"\n +{n} +\S+ ms +(\S+) ms")[0]
+    for n in (1, 8)
+}
 _FACTS = {
     "requests": len(_LIMITS),
     "one": len(_ONE),
@@ -138,89 +130,101 @@ def _bars(stage: Stage, rows: list[tuple[str, str, float, float]]) -> None:
 
 def _pool(stage: Stage, at: At) -> None:
     """The KV pool as a bar: what is held (dark), what is promised (light)."""
-    last = len(_STEPS) - 1
-    step = _STEPS[min(last, round(at.through("free", 0, 0.5) * _ENDS))]
-    scale, x, y = 1168 / _POOL, 56.0, 250
+    step = _STEPS[round(at.through("free", 0, 0.5) * _ENDS)]
+    scale, x, y = 1040 / _POOL, 56.0, 250
     stage.text(56, 220, f"KV pool, {_POOL} slots", 24, SOFT)
-    stage.box(x, y, 1168, 90, WHITE, LINE)
+    stage.box(x, y, 1040, 90, WHITE, LINE)
     shown = {0: at("pool", 0.2), 1: at("pool", 0.5)}
     for uid, held in step["held"]:
         show, color = shown.get(uid, 1.0), REQUESTS[uid]
         wide = _NEED[uid] * scale
         stage.box(x + 1, y + 4, wide - 2, 82, tint(color), color, show=show)
-        stage.box(
-            x + 4, y + 8, held * scale - 6, 74, color, radius=6, show=show
-        )
-        label = f"{uid}: {_NEED[uid]}"
-        stage.text(x + wide / 2, y - 24 + 140, label, 26, color, anchor="mm",
+        inner = held * scale - 6
+        stage.box(x + 4, y + 8, inner, 74, color, radius=6, show=show)
+        label = f"request {uid}: {_NEED[uid]}"
+        stage.text(x + wide / 2, y + 116, label, 26, color, anchor="mm",
                    bold=True, show=show)  # fmt: skip
         x += wide
-    stage.text(
-        56, 430, "dark: in use    light: may still be asked for", 22, SOFT,
-        show=at("pool", 0.7),
-    )  # fmt: skip
-    for i, uid in enumerate(step["waiting"]):
-        show, color = at("waits", 0.1), REQUESTS[uid]
-        wide = _NEED[uid] * scale
-        left = 210 + i * 400
-        stage.label(left, 490, wide, 60, f"{uid}: {_NEED[uid]}", 26, tint(color),
-                    color, bold=True, show=show)  # fmt: skip
+    tried = at("waits", 0.4) - at("free")
+    stage.box(
+        x + 2, y - 8, _NEED[2] * scale, 106, None, RED, width=4, show=tried
+    )
+    key = "dark: in use    light: may still be asked for"
+    stage.text(56, 430, key, 22, SOFT, show=at("pool", 0.7))
     stage.text(56, 520, "waiting", 24, SOFT, show=at("waits"))
-    over = _BOTH + _NEED[2]
-    if not at.reached("free"):
-        sum_ = f"{_BOTH} + {_NEED[2]} = {over}, more than {_POOL}"
-        note(stage, sum_, 596, RED, at("waits", 0.4) - at("why", 0.9))
+    for i, uid in enumerate(step["waiting"]):
+        wide, color = _NEED[uid] * scale, REQUESTS[uid]
+        name = f"request {uid}: {_NEED[uid]}"
+        stage.label(210 + i * 400, 490, wide, 60, name, 26, tint(color), color,
+                    bold=True, show=at("waits", 0.1))  # fmt: skip
+    total = f"{_BOTH} + {_NEED[2]} = {_BOTH + _NEED[2]}, more than {_POOL}"
+    note(stage, total, 596, RED, tried - at("why"))
+    note(
+        stage,
+        "or both may stop half way",
+        596,
+        RED,
+        at("why", 0.2) - at("free"),
+    )
+
+
+def _same(stage: Stage, at: At) -> None:
+    """A step for one request, and one for eight."""
+    source(stage, "docs/outputs/graph-h200.txt", at("same"))
+    slowest = max(map(float, _MS.values()))
+    rows = [
+        (name, f"{_MS[n]} ms", float(_MS[n]) / slowest, at("same", 0.4))
+        for n, name in ((1, "1 request"), (8, "8 requests"))
+    ]
+    _bars(stage, rows)
+
+
+def _count(stage: Stage, at: At) -> None:
+    """Steps of the three ways."""
+    ways = {"one by one": _ONE, "four by four": _FOURS, "continuous": _JOIN}
+    rows = [
+        (
+            name,
+            f"{len(steps)} steps",
+            len(steps) / len(_ONE),
+            at("count", 0.3 * i),
+        )
+        for i, (name, steps) in enumerate(ways.items())
+    ]
+    _bars(stage, rows)
+
+
+def _batches(stage: Stage, at: At) -> None:
+    """Fixed batches, then continuous ones."""
+    if at.reached("decide"):
+        seen = 0.25 * at.through("decide", 0.4) + 0.75 * at.through("leave")
+        _grid(stage, _JOIN, "join", seen, 0)
+        note(stage, f"{round(seen * len(_JOIN))} steps", 580)
+        return
+    seen, holes = at.through("fours", 0.15), at("holes")
+    _grid(stage, _FOURS, "fours", seen, holes)
+    empty = f"{_EMPTY} of {_PLACES} places empty"
+    steps = f"{round(seen * len(_FOURS))} steps"
+    note(stage, empty if holes else steps, 580, mix(RED, INK, holes))
 
 
 def draw(stage: Stage, at: At) -> None:
     """Steps without and with continuous batching, then the pool."""
     if at.reached("room"):
-        note(
-            stage, "prompt + longest answer must fit", 150, show=at("room", 0.5)
-        )
+        fits = "prompt + longest answer must fit"
+        note(stage, fits, 150, show=at("room", 0.5))
         _pool(stage, at)
         note(stage, "who starts can finish", 596, GREEN, at("rule", 0.4))
     elif at.reached("count"):
-        rows = [
-            ("one by one", _ONE),
-            ("four by four", _FOURS),
-            ("continuous", _JOIN),
-        ]
-        most = len(_ONE)
-        _bars(
-            stage,
-            [
-                (name, f"{len(s)} steps", len(s) / most, at("count", 0.3 * i))
-                for i, (name, s) in enumerate(rows)
-            ],
-        )
-    elif at.reached("decide"):
-        seen = 0.25 * at.through("decide", 0.4) + 0.75 * at.through("leave")
-        _grid(stage, _JOIN, "join", seen, 0)
-        note(stage, f"{round(seen * len(_JOIN))} steps", 580)
+        _count(stage, at)
     elif at.reached("fours"):
-        seen = at.through("fours", 0.15)
-        _grid(stage, _FOURS, "fours", seen, at("holes"))
-        steps = f"{round(seen * len(_FOURS))} steps"
-        empty = f"{_EMPTY} of {_PLACES} places empty"
-        shown = at("holes")
-        note(stage, empty if shown else steps, 580, mix(RED, INK, shown))
+        _batches(stage, at)
     elif at.reached("same"):
-        source(stage, "docs/outputs/graph-h200.txt", at("same"))
-        slowest = float(_MS[1])
-        names = {1: "1 request", 8: "8 requests"}
-        _bars(
-            stage,
-            [
-                (name, f"{_MS[n]} ms", float(_MS[n]) / slowest, at("same", 0.4))
-                for n, name in names.items()
-            ],
-        )
+        _same(stage, at)
     elif at.reached("one"):
         _one_by_one(stage, at)
     else:
         _requests(stage, at)
-    _ = AMBER
 
 
 FILM = film("batching", _FACTS, draw)

@@ -75,18 +75,18 @@ def _lanes(stage: Stage, at: At) -> None:
             stage.box(
                 begin + 2,
                 204,
-                step * 0.78,
+                step * 0.7,
                 72,
                 mix(AMBER, WHITE, 0.6),
                 radius=4,
             )
-            stage.box(begin + step * 0.78, 354, 26, 72, BLUE, radius=4)
+            stage.box(begin + step * 0.7, 354, 26, 72, BLUE, radius=4)
         else:
             begin = _LEFT + step + i * 28
             stage.box(begin, 354, 26, 72, BLUE, radius=4)
     if one > 0:
         fill = mix(GREEN, WHITE, 0.6)
-        stage.label(_LEFT + 2, 204, step * 0.78, 72, "1", 28, fill)
+        stage.label(_LEFT + 2, 204, step * 0.7, 72, "1", 28, fill)
     stage.text(1224, 452, "time, not to scale", 20, SOFT, anchor="rm")
     wait = at("launch", 0.6) - at("record")
     note(stage, "the GPU waits for the host", 540, RED, wait)
@@ -201,7 +201,7 @@ def _shrink(stage: Stage, at: At) -> None:
             x, done = x + 92, done + 1
         middle = (left + x - 12) / 2
         show = at("shrink", 0.25 + 0.15 * (done / total))
-        stage.text(middle, 530, f"recording {padded}", 20, TEAL, anchor="mm",
+        stage.text(middle, 530, f"recorded {padded}", 22, TEAL, anchor="mm",
                    show=show)  # fmt: skip
     note(
         stage,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tools.videos.film import At, events, film
-from tools.videos.parts import between, cells, note, process
+from tools.videos.parts import between, note, process
 from tools.videos.stage import Point, Stage
 from tools.videos.theme import (
     AMBER,
@@ -29,7 +29,7 @@ _QUESTION = _PROMPT[_FIRST : _FIRST + 7]
 _TOKENS, _DECODES = len(_PROMPT), len(_STEPS) - 1
 _LAYERS, _WORDS = _EVENTS["layers"], _EVENTS["vocabulary"]
 _BEST, _SHARE = _EVENTS["likeliest"][0]
-_PAGE = 16
+_PAGE = _EVENTS["page_size"]
 _PROMISED = -(-(_TOKENS + _EVENTS["max_tokens"]) // _PAGE)
 
 _FACTS = {
@@ -96,57 +96,38 @@ def _packet(stage: Stage, part: float, start: str, end: str, name: str) -> None:
 
 
 def _request(stage: Stage, at: At) -> None:
-    """What the client and the tokenizer see."""
-    show = 1 - at("http")
-    question = _EVENTS["question"]
-    stage.text(
-        640, 380, f"“{question}”", 40, anchor="mm", show=at("look") * show
-    )
-    stage.text(
-        640, 470, f"“{_EVENTS['text']}”", 32, SOFT, anchor="mm",
-        show=at("look", 0.3) * show,
-    )  # fmt: skip
-    body = [
-        "POST /v1/chat/completions",
-        f'{{"messages": [{{"role": "user", "content": "{question}"}}]}}',
-    ]
+    """What the client asks, and as what the API server gets it."""
+    show, question = 1 - at("http"), f"“{_EVENTS['question']}”"
+    stage.text(640, 380, question, 40, anchor="mm", show=at("look") * show)
+    answer, part = f"“{_EVENTS['text']}”", at("look", 0.3) * show
+    stage.text(640, 470, answer, 32, SOFT, anchor="mm", show=part)
+    turn = f'{{"role": "user", "content": "{_EVENTS["question"]}"}}'
+    body = ["POST /v1/chat/completions", f'{{"messages": [{turn}]}}']
     show = at("http") - at("ids")
     for i, line in enumerate(body):
         stage.text(80, 390 + 60 * i, line, 26, mono=True, show=show)
-    note(
-        stage,
-        "fields, types, limits: checked",
-        550,
-        GREEN,
-        at("http", 0.6) * show,
-    )
-    show = at("queue", 0.3) - at("admit")
-    stage.text(420, 430, "waiting", 28, SOFT, anchor="rm", show=show)
-    stage.label(
-        450, 390, 240, 80, "request 0", 30, tint(VIOLET), VIOLET, show=show
-    )
+    checked = "fields, types, limits: checked"
+    note(stage, checked, 550, GREEN, at("http", 0.6) * show)
+
+
+def _numbers(stage: Stage, at: At) -> None:
+    """The tokens of the question, then the request in the queue."""
     show = at("ids") - at("queue")
-    texts = [text.replace(" ", "␣") for _, text in _QUESTION]
-    for i, (number, _) in enumerate(_QUESTION):
+    for i, (number, text) in enumerate(_QUESTION):
+        x, word = 206 + i * 124, text.replace(" ", "␣")
         part = at("ids", 0.25 + 0.05 * i) * show
-        x = 206 + i * 124
-        cells(
-            stage,
-            x,
-            370,
-            [texts[i]],
-            TEAL,
-            wide=120,
-            high=60,
-            size=28,
-            show=part,
-        )
+        stage.label(x, 370, 120, 60, word, 28, tint(TEAL), TEAL, show=part)
         part = at("ids", 0.6 + 0.03 * i) * show
         stage.text(
-            x + 60, 466, str(number), 28, anchor="mm", mono=True, show=part
+            x + 60, 466, f"{number}", 28, anchor="mm", mono=True, show=part
         )
     total = f"{_TOKENS} tokens with the chat template"
     note(stage, total, 550, show=at("ids", 0.5) * show)
+    show, color = at("queue", 0.3) - at("admit"), VIOLET
+    stage.text(420, 430, "waiting", 28, SOFT, anchor="rm", show=show)
+    stage.label(
+        450, 390, 240, 80, "request 0", 30, tint(color), color, show=show
+    )
 
 
 def _pool(stage: Stage, at: At, tokens: int) -> None:
@@ -209,28 +190,36 @@ def _side(stage: Stage, at: At, tokens: int) -> None:
     stage.text(x, 552, kept, 26, TEAL, show=at("free", 0.3) - at("sum"))
 
 
+def _stream(stage: Stage, at: At) -> None:
+    """Tokens on their way back to the client."""
+    way = ["scheduler + engine", "detokenizer", "API server", "client"]
+    names = ["token", "text", "event"]
+    for i in range(4):
+        part = 3 * at("text", 0.2 * i, 1.4) * (1 - at("stop"))
+        leg = min(2, int(part))
+        _packet(stage, part - leg, way[leg], way[leg + 1], names[leg])
+
+
+def _sum(stage: Stage, at: At) -> None:
+    """All steps of the request."""
+    show = at("sum")
+    for i in range(1 + _DECODES):
+        color = mix(AMBER if i else BLUE, WHITE, 0.8)
+        stage.box(720 + i * 38, 400, 34, 60, color, radius=4, show=show)
+    stage.text(720, 500, "1 prefill", 26, BLUE, show=show)
+    stage.text(870, 500, f"{_DECODES} decodes", 26, AMBER, show=show)
+
+
 def draw(stage: Stage, at: At) -> None:
     """The road above, the station that matters below."""
     _roads(stage, at)
     _request(stage, at)
+    _numbers(stage, at)
     tokens = _computed(at)
     _pool(stage, at, tokens)
     _side(stage, at, tokens)
-    if at.reached("text") and not at.reached("stop"):
-        for i in range(4):
-            part = at("text", 0.2 * i, 1.4)
-            way = ["scheduler + engine", "detokenizer", "API server", "client"]
-            leg = min(2, int(part * 3))
-            _packet(stage, part * 3 - leg, way[leg], way[leg + 1],
-                    ["token", "text", "event"][leg])  # fmt: skip
-    if at.reached("sum"):
-        for i in range(1 + _DECODES):
-            color = BLUE if i == 0 else AMBER
-            stage.box(
-                720 + i * 38, 400, 34, 60, mix(color, WHITE, 0.8), radius=4
-            )
-        stage.text(720, 500, "1 prefill", 26, BLUE, show=at("sum"))
-        stage.text(870, 500, f"{_DECODES} decodes", 26, AMBER, show=at("sum"))
+    _stream(stage, at)
+    _sum(stage, at)
 
 
 FILM = film("life", _FACTS, draw)

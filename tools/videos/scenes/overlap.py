@@ -151,14 +151,10 @@ def _table(stage: Stage, at: At) -> None:
         if turn["read"]:
             text = f"{i}  {' '.join(turn['read'])}"
             stage.text(800, y, text, 26, mono=True, on=color, show=part)
-    late = at("late", 0.3) - at("void")
-    note(
-        stage,
-        "A: the last token of a, read after batch 7 is launched",
-        594,
-        RED,
-        late,
+    late = (
+        f"A: the last token of a, read after batch {_FACTS['late']} is launched"
     )
+    note(stage, late, 594, RED, at("late", 0.3) - at("void"))
     stage.line((150, 575), (1130, 575), color=LINE, width=1)
     gone = at("void", 0.3) - at("price")
     note(stage, "a dash: a token that nobody wants", 594, RED, gone)

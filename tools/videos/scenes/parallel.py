@@ -94,8 +94,8 @@ def _lane(stage: Stage, at: At, rank: int) -> None:
         late = (1 - at("second")) if start > _DOWN else 0
         grown = right if start > _MID else at("mlp", 0.3)
         stage.arrow((start + _SIDE * late, mid), (end, mid), SOFT, 2, grown)
-    for x, y, name in ((_UP, half, "W1"), (across, shared, "W2")):
-        show = right if name == "W2" else at("mlp", 0.15)
+    for x, y, name in ((_UP, half, "½ W1"), (across, shared, "½ W2")):
+        show = right if x > _MID else at("mlp", 0.15)
         stage.text(x + _SIDE / 2, y, name, 26, anchor="mm", on=tint(own),
                    show=show * cut)  # fmt: skip
     numbers = at("part", 0.2)

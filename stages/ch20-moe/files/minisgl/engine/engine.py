@@ -226,8 +226,9 @@ class Engine:
         row_pages = (
             align_ceil(self.max_seq_len, config.page_size) // config.page_size
         )
+        # One page more is the dummy's.
         pages = self._least(
-            min(budget // page_bytes, row_pages * config.max_running_req)
+            min(budget // page_bytes - 1, row_pages * config.max_running_req)
         )
         if pages < 1:
             raise RuntimeError(
