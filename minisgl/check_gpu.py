@@ -103,14 +103,14 @@ def main(
     with tempfile.TemporaryDirectory() as scratch:
         setting = Setting(where, models or Path(scratch))
         results = check(setting, only)
+    if not results:
+        raise SystemExit(f"error: no check is called {only!r}")
     facts = about(where)
     print(", ".join(f"{key} {value}" for key, value in facts.items()))
     Console(width=120).print(make_table(results))
     if json_file is not None:
         text = json.dumps(as_json(results, facts), indent=2)
         json_file.write_text(text + "\n")
-    if not results:
-        raise SystemExit(f"error: no check is called {only!r}")
     failed = [one.name for one in results if one.state == "FAILED"]
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}")

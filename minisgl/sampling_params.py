@@ -49,6 +49,8 @@ class SamplingParams:
     stop_token_ids: end the request like end tokens, also with `ignore_eos`.
     logprobs: report each token's log-probability, and so many of the likeliest
         tokens beside it, up to 20; None is off.
+    speculate: let the server guess tokens and check several in a step, if it
+        does so at all. The answer is the same without.
 
     At most one of these may be given. The answer, up to its end token, then is
 
@@ -80,6 +82,7 @@ class SamplingParams:
     choice: list[str] | None = None
     grammar: str | None = None
     tool_calls: str | None = None
+    speculate: bool = True
 
     def __post_init__(self) -> None:
         _check_number("temperature", self.temperature, 0.0, math.inf)
@@ -96,6 +99,10 @@ class SamplingParams:
         if self.logprobs is not None:
             _check_int("logprobs", self.logprobs, 0, MOST_LOGPROBS)
         self._check_form()
+        if not isinstance(self.speculate, bool):
+            raise ValueError(
+                f"speculate must be true or false, got {self.speculate!r}"
+            )
 
     def _check_edits(self) -> None:
         """What is asked of the logits themselves."""

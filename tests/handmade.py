@@ -68,6 +68,8 @@ def finish_step(batch: Batch, next_tokens: Sequence[int]) -> None:
 class _EveryRow:
     """Attention metadata of a batch whose requests have one token each."""
 
+    every_token = False  # the head asks from the chapter of drafts on
+
     def get_last_indices(self, bs: int) -> torch.Tensor:
         return torch.arange(bs)
 

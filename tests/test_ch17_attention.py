@@ -52,6 +52,8 @@ def config_of(name: str) -> ModelConfig:
 class Shape:
     """The part of a ModelConfig that the backends ask for."""
 
+    kv_cache_dtype = "auto"
+
     def __init__(self, heads=4, kv_heads=2, head_dim=64):
         self.num_qo_heads, self.num_kv_heads = heads, kv_heads
         self.head_dim = head_dim

@@ -146,10 +146,13 @@ def test_without_a_gpu_one_line_says_so(monkeypatch):
     assert len(done.output.strip().splitlines()) == 1
 
 
-def test_a_name_that_no_check_has_is_an_error(run):
-    done = run("--only", "magic")
+def test_a_name_that_no_check_has_is_an_error(run, tmp_path):
+    file = tmp_path / "kept.json"
+    file.write_text("the last result")
+    done = run("--only", "magic", "--json", str(file))
     assert done.exit_code == 1
-    assert "no check is called 'magic'" in done.output
+    assert done.output.strip() == "error: no check is called 'magic'"
+    assert file.read_text() == "the last result"
 
 
 @pytest.mark.parity

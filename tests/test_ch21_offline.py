@@ -177,17 +177,22 @@ def test_an_unknown_shape_or_none_or_both():
 def test_settings_are_read_by_their_type():
     given = ["page_size=16", "overlap=false", "cache_type=naive"]
     given += ["memory_ratio=0.5", "num_page_override=7"]
+    given += ["cuda_graph_bs=[1, 2]", "max_seq_len_override=null"]
     assert parse_settings(given) == {
         "page_size": 16,
         "overlap": False,
         "cache_type": "naive",
         "memory_ratio": 0.5,
         "num_page_override": 7,
+        "cuda_graph_bs": [1, 2],
+        "max_seq_len_override": None,
     }
+    assert parse_settings(["memory_ratio=1"]) == {"memory_ratio": 1.0}
     for wrong in (
         *("page_size", "page_size=x", "page_size=true", "overlap=1"),
         *("pagesize=1", "device=cpu", "offline_mode=false", "_unique_suffix=a"),
         *("num_page_override=x", "num_page_override=true", "cache_type=3"),
+        *("cuda_graph_bs=4", "cuda_graph_bs=[x]", "max_seq_len_override=[1]"),
     ):
         with pytest.raises(ValueError, match=wrong.partition("=")[0]):
             parse_settings([wrong])
@@ -391,6 +396,8 @@ def test_help_names_the_commands_and_nothing_else():
     [
         (["offline"], "either a --model or a --shape"),
         (["offline", "--shape", "huge"], "no shape"),
+        # Before anything else is looked at.
+        (["offline", "--shape", "huge", "--out", "x.csv"], "nor in .md"),
         (["offline", "--shape", "tiny", "--set", "x=1"], "x=1"),
         (["offline", "--shape", "tiny", "--workload", "tpu"], "gpu, cpu"),
         (["offline", "--shape", "tiny", "--requests", "0"], "requests"),

@@ -153,6 +153,14 @@ def test_reasoning_is_text_too():
     assert len(result.tics) == 3 and result.output_len == 2
 
 
+def test_an_answer_that_fails_halfway_is_no_answer():
+    server = FakeServer()
+    said = {"choices": [{"index": 0, "delta": {"content": "hm"}}]}
+    server.events = lambda body: [said, {"error": {"message": "lost a rank"}}]
+    with pytest.raises(openai.OpenAIError, match="lost a rank"):
+        asyncio.run(ask(server))
+
+
 def test_a_refusal_is_the_clients_error():
     with pytest.raises(openai.OpenAIError):
         asyncio.run(ask(FakeServer(status=500)))
@@ -351,8 +359,9 @@ def test_a_line_that_is_no_request_is_named(tmp_path):
         path = write_trace(tmp_path / "b.jsonl", [broken])
         with pytest.raises(ValueError, match=r"b\.jsonl:1"):
             read_mooncake_trace(path, None)
-    (tmp_path / "b.jsonl").write_text("{}\n{\n")
-    with pytest.raises(ValueError, match=r"b\.jsonl"):
+    good = {"timestamp": 1, "input_length": 1, "output_length": 1}
+    (tmp_path / "b.jsonl").write_text(f"{json.dumps(good)}\n{{\n")
+    with pytest.raises(ValueError, match=r"b\.jsonl:2"):
         read_qwen_trace(str(tmp_path / "b.jsonl"), None)
 
 
@@ -382,7 +391,7 @@ def test_a_row_is_made_of_the_times():
 
 
 def target(server: FakeServer, **more) -> Target:
-    return Target(server.client(), "fake", WORK, pbar=False, **more)
+    return Target(server.client(), "fake", WORK, **more)
 
 
 def test_runs_have_the_same_lengths_and_other_prompts():
@@ -406,7 +415,7 @@ def test_no_more_users_than_wanted(users):
     server = FakeServer()
 
     async def run() -> list[RawResult]:
-        mine = target(server, extra={})
+        mine = target(server)
         return await mine.concurrent(mine.messages(1), users)
 
     results = asyncio.run(run())
@@ -414,7 +423,6 @@ def test_no_more_users_than_wanted(users):
     wanted = {t.message for t in target(FakeServer()).messages(1)}
     assert {r.message for r in results} == wanted
     assert len(results) == WORK.requests
-    assert "ignore_eos" not in server.bodies[0]
 
 
 def test_no_run_has_prompts_of_another_one():
@@ -448,8 +456,8 @@ def test_how_far_it_is_is_drawn_on_stderr(monkeypatch, wanted):
     monkeypatch.setattr("sys.stderr", shown)
     monkeypatch.setenv("TERM", "xterm")
     mine = target(FakeServer())
-    mine.pbar = wanted
-    asyncio.run(mine.replay(mine.messages(1)[:2]))
+    traces = mine.messages(1)[:2]
+    asyncio.run(benchmark_trace(mine.client, traces, "fake", pbar=wanted))
     assert ("Answers" in shown.getvalue()) is wanted
 
 
@@ -522,15 +530,30 @@ def test_one_real_request_is_counted_by_the_server(live):
     assert 2 <= len(result.tics) <= 13
 
 
-def test_what_a_plan_cannot_do(live, tmp_path):
-    url = f"http://127.0.0.1:{live.port}/v1"
-
-    def run(plan: Plan, where: str = url):
-        run_online(where, "none", WORK, plan, None, lambda text: None)
-
-    with pytest.raises(ValueError, match="inf"):
-        run(Plan([Rate.parse("80%")], []))
+def test_what_a_plan_cannot_do_is_said_before_anything_is_asked(tmp_path):
+    for rates in (["80%"], ["4", "80%", "inf"]):
+        with pytest.raises(ValueError, match="inf"):
+            Plan([Rate.parse(text) for text in rates], [])
     with pytest.raises(ValueError, match="mooncake, qwen"):
-        run(Plan([], [], tmp_path / "x", "azure"))
+        Plan([], [], tmp_path / "x", "azure")
+    with pytest.raises(ValueError, match="name a --rate"):
+        Plan([], [])
+    all_at_once = [Rate.parse("inf")]
+    url = "http://127.0.0.1:9/v1"
     with pytest.raises(ValueError, match=r"127\.0\.0\.1:9/v1"):
-        run(Plan([], []), "http://127.0.0.1:9/v1")
+        run_online(url, "none", WORK, Plan(all_at_once, []), None, print)
+
+
+def test_a_trace_that_cannot_be_read_costs_no_runs(tmp_path):
+    (tmp_path / "empty").touch()
+    for name, error in (("gone", FileNotFoundError), ("empty", ValueError)):
+        server = FakeServer()
+        plan = Plan([Rate.parse("inf")], [], tmp_path / name)
+
+        async def run(server=server, plan=plan) -> None:
+            async with server.client() as client:
+                await measure_online(client, WORK, plan, None, print)
+
+        with pytest.raises(error, match=name):
+            asyncio.run(run())
+        assert server.bodies == []

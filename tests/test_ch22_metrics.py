@@ -265,9 +265,10 @@ class Kept(io.StringIO):
         self.flushed += 1
 
 
-def test_a_line_is_written_at_once_with_times_to_a_microsecond():
+def test_a_line_is_written_at_once_with_times_to_a_microsecond(monkeypatch):
     out = Kept()
-    log = RequestLog(False, out)
+    monkeypatch.setattr("sys.stdout", out)
+    log = RequestLog(False)
     log.write(Record(4, 1.0, "hi", first=4 / 3, ended="stop"), 5 / 3)
     assert out.flushed == 1 and out.getvalue().endswith("}\n")
     found = json.loads(out.getvalue())
@@ -281,8 +282,9 @@ class Full(io.StringIO):
         raise OSError("no space left")
 
 
-def test_a_log_that_cannot_be_written_harms_nobody(caplog):
-    log = RequestLog(False, Full())
+def test_a_log_that_cannot_be_written_harms_nobody(caplog, monkeypatch):
+    monkeypatch.setattr("sys.stdout", Full())
+    log = RequestLog(False)
     with caplog.at_level("ERROR"):
         for _ in range(3):
             log.write(Record(1, 0.0, "hi", ended="stop"), 1.0)

@@ -82,8 +82,10 @@ def do_all(
         results.append({"answers": answers, "sampled": list(sampled)})
         sampled.clear()
     weights = engine.model.state_dict().values()
+    cache = driver.scheduler.cache_manager.prefix_cache
     notes = {
         "jobs": results,
+        "loaded": getattr(cache, "loaded_tokens", 0),
         "free": free,
         "pages": engine.num_pages,
         "weights": sum(w.numel() for w in weights),

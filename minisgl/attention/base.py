@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +14,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class BaseAttnMetadata(ABC):
-    """What a backend works out once a step and uses in every layer."""
+    """What a backend works out once a step and uses in every layer.
+
+    every_token: whether logits are wanted after every token of the batch, not
+        only after each request's last; set by whoever wants them.
+    """
+
+    every_token: bool = field(default=False, init=False)
 
     @abstractmethod
     def get_last_indices(self, bs: int) -> torch.Tensor:

@@ -30,6 +30,12 @@ def why_not(backend: str, demand: Demand) -> str | None:
         return None
     if not takes_device(demand.device):
         return f"it needs a GPU, not device {demand.device.type!r}; use torch"
+    kept_in = demand.config.kv_cache_dtype
+    if kept_in != "auto":
+        return (
+            f"it reads keys and values as they are computed, not in {kept_in}; "
+            "use torch"
+        )
     if not takes_dtype(demand.dtype):
         return (
             f"its kernels compute in bfloat16 or float16, not in "

@@ -169,23 +169,16 @@ class FlashInferBackend(BaseAttnBackend):
         cu_seqlens_q, cu_pages, last_page, seq_lens = host.split(
             [len(part) for part in parts]
         )
+        on_host = torch.from_numpy(rows), torch.from_numpy(pages)
+        wrappers = self.decode_wrapper, self.prefill_wrapper
         batch.attn_metadata = FIMetadata(
             cu_seqlens_q_cpu=cu_seqlens_q,
             cu_seqlens_q_gpu=to_device(cu_seqlens_q, torch.int32, table.device),
             cu_pages_cpu=cu_pages,
-            indices=gather_pages(
-                table,
-                torch.from_numpy(rows),
-                torch.from_numpy(pages),
-                page_size,
-            ),
+            indices=gather_pages(table, *on_host, page_size),
             last_page_len_cpu=last_page,
             seq_lens_cpu=seq_lens,
-            wrapper=(
-                self.prefill_wrapper
-                if batch.is_prefill
-                else self.decode_wrapper
-            ),
+            wrapper=wrappers[batch.is_prefill],
         )
 
     def forward(

@@ -74,8 +74,9 @@ class TorchBackend(BaseAttnBackend):
         keys, values = pool.k_cache(layer_id), pool.v_cache(layer_id)
         out = torch.empty_like(q)
         for group in metadata.groups:
-            found_k = _gather(keys, group.slots)
-            found_v = _gather(values, group.slots)
+            # What is kept in fewer bits gets its own again.
+            found_k = _gather(keys, group.slots).to(q.dtype)
+            found_v = _gather(values, group.slots).to(q.dtype)
             out[group.rows] = self._attend(
                 q[group.rows], found_k, found_v, group.seen
             )

@@ -10,7 +10,7 @@ from typing import Annotated, Any, cast
 import typer
 from rich.console import Console
 
-from minisgl.benchmark.report import Report
+from minisgl.benchmark.report import Report, check_name
 from minisgl.benchmark.shapes import SHAPES
 from minisgl.benchmark.workload import QUEUES, WORKLOADS, Workload
 
@@ -49,7 +49,12 @@ Long = Annotated[
 Rounds = Annotated[int, typer.Option(min=1, help="Each with new prompts.")]
 Out = Annotated[
     list[Path] | None,
-    typer.Option("--out", help="Write it here: .json or .md; repeatable."),
+    typer.Option(
+        "--out",
+        help="Write it here: .json or .md; repeatable.",
+        # Before anything is measured.
+        callback=lambda paths: paths and [*map(check_name, paths)],
+    ),
 ]
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from openai import AsyncOpenAI as OpenAI
+from openai import OpenAIError
 from rich import console, progress
 
 from minisgl.benchmark.traces import (
@@ -126,7 +127,8 @@ async def benchmark_one(
     input_length: tokens of the prompt, should the server not count them.
 
     Raises:
-        openai.OpenAIError: the server refused it, or cannot be reached.
+        openai.OpenAIError: the server refused it, cannot be reached, or failed
+            in the middle of the answer.
     """
     del pbar
     pieces = 0
@@ -146,6 +148,8 @@ async def benchmark_one(
             if not line.startswith("data: {"):
                 continue
             now, event = time.perf_counter(), json.loads(line[6:])
+            if event.get("error"):
+                raise OpenAIError(f"an answer failed: {event['error']}")
             counted = event.get("usage") or counted
             if _has_text(event):
                 pieces += 1

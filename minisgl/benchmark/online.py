@@ -72,15 +72,12 @@ class Target:
     """A server, and what is asked of it.
 
     tokenizer: makes prompts of exact lengths; without one they are of words.
-    extra: further fields of every request's body; see `benchmark_one`.
     """
 
     client: OpenAI
     model: str
     work: Workload
     tokenizer: Any = None
-    extra: dict[str, Any] | None = None
-    pbar: bool = True
 
     def messages(self, number: int) -> list[BenchmarkTrace]:
         """The requests of a run, all at time 0.
@@ -101,13 +98,7 @@ class Target:
 
     async def replay(self, traces: list[BenchmarkTrace]) -> list[RawResult]:
         """Ask each at its time."""
-        return await benchmark_trace(
-            self.client,
-            traces,
-            self.model,
-            pbar=self.pbar,
-            extra_body=self.extra,
-        )
+        return await benchmark_trace(self.client, traces, self.model)
 
     async def concurrent(
         self, traces: list[BenchmarkTrace], users: int
@@ -120,13 +111,12 @@ class Target:
                 await benchmark_one(
                     self.client,
                     *(msg.message, msg.output_length, self.model),
-                    extra_body=self.extra,
                     input_length=msg.input_length,
                 )
                 for msg in left
             ]
 
-        answered = await gather([user() for _ in range(users)], self.pbar)
+        answered = await gather([user() for _ in range(users)], True)
         return [result for results in answered for result in results]
 
 
@@ -152,6 +142,10 @@ class Plan:
     rates, users: a run for each.
     trace: a file of recorded traffic, of a `kind` in `_READERS`, and by how
         much its times are multiplied.
+
+    Raises:
+        ValueError: there is nothing to do, the file is of another kind, or a
+            share comes before a run with all at once.
     """
 
     rates: list[Rate]
@@ -160,19 +154,34 @@ class Plan:
     kind: str = "mooncake"
     scale: float = 1.0
 
-    def traffic(self, target: Target) -> list[BenchmarkTrace]:
-        """The requests of the file.
-
-        Raises:
-            ValueError: it is of another kind.
-        """
+    def __post_init__(self) -> None:
+        # Now, for what is wrong later costs the runs before it.
+        if not (self.rates or self.users or self.trace):
+            raise ValueError("nothing to do: name a --rate, --users or --trace")
         if self.kind not in _READERS:
             known = ", ".join(_READERS)
             raise ValueError(
                 f"no kind of trace is {self.kind!r}; known: {known}"
             )
+        for rate in self.rates:
+            if rate.relative:
+                raise ValueError("before a share, name a rate of inf")
+            if rate.number == ALL_AT_ONCE:
+                break
+
+    def traffic(self, target: Target) -> list[BenchmarkTrace]:
+        """The requests of the file; none without one.
+
+        Raises:
+            FileNotFoundError: it is not there.
+            ValueError: it holds no request, or something else.
+        """
+        if self.trace is None:
+            return []
         read, count = _READERS[self.kind], target.work.requests
         traces = read(str(self.trace), target.tokenizer, count)
+        if not traces:
+            raise ValueError(f"{self.trace} holds no request")
         return scale_traces(traces, self.scale)
 
 
@@ -187,8 +196,8 @@ def run_online(
     """Run a plan against the server at `url`; a row for every run.
 
     Raises:
-        ValueError: there is no such server, it refuses a request, or a share is
-            asked for before there was a run with all at once.
+        FileNotFoundError, ValueError: as for `Plan.traffic`.
+        ValueError: there is no such server, or it refuses a request.
     """
     loaded = load_tokenizer(tokenizer) if tokenizer else None
 
@@ -211,6 +220,7 @@ async def measure_online(
     """The same with a client; no run has prompts of another one."""
     model = await get_model_name(client)
     target = Target(client, model, work, tokenizer)
+    traffic = plan.traffic(target)
     await target.replay(target.messages(UNTIMED)[:WARM_UP])
     report = new_report(
         f"{work.requests} requests of {work.shortest} to {work.longest} tokens",
@@ -222,7 +232,7 @@ async def measure_online(
         results = await target.concurrent(target.messages(number), users)
         add_row(report, f"{users} users", results, say)
     if plan.trace is not None:
-        results = await target.replay(plan.traffic(target))
+        results = await target.replay(traffic)
         add_row(report, plan.trace.name, results, say)
     return report
 
@@ -230,13 +240,9 @@ async def measure_online(
 async def _run_rates(
     target: Target, rates: list[Rate], report: Report, say: Say
 ) -> None:
-    most: float | None = None
+    most = 0.0
     for number, rate in enumerate(rates, 1):
-        wanted = rate.number
-        if rate.relative:
-            if most is None:
-                raise ValueError("before a share, name a rate of inf")
-            wanted *= most
+        wanted = rate.number * (most if rate.relative else 1.0)
         traces = arrivals(target.messages(number), wanted, Random(number))
         label = "all at once" if wanted == ALL_AT_ONCE else f"{wanted:.2f}/s"
         label += f" ({rate.number:.0%})" if rate.relative else ""

@@ -50,19 +50,24 @@ class Report:
         return "\n".join([*lines, "", _setup(self.setup), ""])
 
     def write(self, path: Path) -> None:
-        """Write it to a file, .json or .md.
-
-        Raises:
-            ValueError: the name ends in something else.
-        """
+        """Write it to a file, .json or .md; raises as `check_name`."""
+        check_name(path)
+        text = self.markdown()
         if path.suffix == ".json":
             text = json.dumps(asdict(self), indent=2) + "\n"
-        elif path.suffix == ".md":
-            text = self.markdown()
-        else:
-            raise ValueError(f"{path} ends neither in .json nor in .md")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
+
+
+def check_name(path: Path) -> Path:
+    """The path as it is, once it is known to be one for a report.
+
+    Raises:
+        ValueError: its name ends neither in .json nor in .md.
+    """
+    if path.suffix not in (".json", ".md"):
+        raise ValueError(f"{path} ends neither in .json nor in .md")
+    return path
 
 
 def machine(device: torch.device) -> dict[str, Any]:

@@ -8,9 +8,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 
 from minisgl.benchmark.shapes import shape_folder
 from minisgl.benchmark.workload import UNTIMED, Request, Workload
@@ -189,10 +190,11 @@ def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
     """
     taken = {"model_path", "tp_info", "dtype", "device", "offline_mode"}
     known = {
-        f.name: f.default
+        f.name
         for f in fields(SchedulerConfig)
         if f.name not in taken and not f.name.startswith("_")
     }
+    types = get_type_hints(SchedulerConfig, localns={"torch": torch})
     found: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
@@ -203,15 +205,14 @@ def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
             value = json.loads(text)
         except ValueError:
             value = text
-        usual = known[name]
-        if usual is None:
-            right = not isinstance(value, str | float | bool)
-        else:
-            right = type(value) is type(usual)
-        if not right:
-            kind = "number" if usual is None else type(usual).__name__
-            raise ValueError(f"{name} takes a {kind}, not {text!r}")
-        found[name] = value
+        try:
+            # Strict: a text is no number, and neither is true.
+            found[name] = TypeAdapter(types[name]).validate_python(
+                value, strict=True
+            )
+        except ValidationError:
+            kind = getattr(types[name], "__name__", None) or types[name]
+            raise ValueError(f"{name} takes {kind}, not {text!r}") from None
     return found
 
 

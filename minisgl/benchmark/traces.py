@@ -111,16 +111,16 @@ def scale_traces(
     return [replace(t, timestamp=t.timestamp * scale) for t in traces]
 
 
-def _lines(file_path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _lines(file_path: str) -> Iterator[tuple[str, str]]:
     """Each line with where it stands."""
     with Path(file_path).open(encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
-                yield f"{file_path}:{number}", json.loads(line)
+                yield f"{file_path}:{number}", line
 
 
 def _read(
-    lines: Iterator[tuple[str, dict[str, Any]]],
+    lines: Iterator[tuple[str, str]],
     tokenizer: Any,
     units: float,
     block: int,
@@ -128,18 +128,19 @@ def _read(
 ) -> list[BenchmarkTrace]:
     found: list[BenchmarkTrace] = []
     first = 0.0
-    for place, line in lines:
+    for place, text in lines:
         try:
+            line = json.loads(text)
             when = line["timestamp"] / units
             size, answer = int(line["input_length"]), int(line["output_length"])
             blocks = line.get("hash_ids") or []
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{place} is no request: {error!r}") from None
         first = when if not found else first
-        text = "" if dummy else _prompt(tokenizer, size, blocks, block)
+        prompt = "" if dummy else _prompt(tokenizer, size, blocks, block)
         # An answer of no token cannot be asked for.
         length = max(answer, 1)
-        found.append(BenchmarkTrace(when - first, text, length, size))
+        found.append(BenchmarkTrace(when - first, prompt, length, size))
     return found
 
 

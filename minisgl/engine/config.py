@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from minisgl.attention import validate_attn_backend
 from minisgl.distributed import DistributedInfo
+from minisgl.kvcache import HOST_CACHE_POLICIES, HostTier
 from minisgl.moe import validate_moe_backend
+from minisgl.quant import (
+    SUPPORTED_KV_DTYPES,
+    SUPPORTED_QUANTIZATION,
+    quantize_on_load,
+)
 
 # Types only: settings are read before there is a model.
 if TYPE_CHECKING:
@@ -39,6 +45,13 @@ class EngineConfig:
     max_seq_len_override: a shorter context than the model's own.
     num_page_override: pages of the pool, instead of what memory allows.
     device: ``auto``, ``cpu`` or ``cuda``.
+    quantization: fp8, int8 or int4, for the linears of a checkpoint that is in
+        full precision. One that is quantised is recognised without it.
+    kv_cache_dtype: what keys and values are kept in, fp8_e4m3 or ``auto``.
+    host_cache_gb: GiB of host memory, of all ranks together, for prefixes that
+        leave the device; 0 lets them go.
+    host_cache_policy: when they are copied there: ``write_through``, once they
+        are computed, or ``write_back``, when they leave.
 
     Raises:
         ValueError: a value that is out of range or not known.
@@ -60,6 +73,10 @@ class EngineConfig:
     max_seq_len_override: int | None = None
     num_page_override: int | None = None
     device: str = "auto"
+    quantization: str | None = None
+    kv_cache_dtype: str = "auto"
+    host_cache_gb: float = 0.0
+    host_cache_policy: str = "write_through"
 
     def __post_init__(self) -> None:
         sizes = ("max_running_req", "page_size")
@@ -86,8 +103,24 @@ class EngineConfig:
                 "distributed_timeout must be above 0 and below a million "
                 f"seconds, got {self.distributed_timeout}"
             )
+        if not 0.0 <= self.host_cache_gb < float("inf"):
+            raise ValueError(
+                f"host_cache_gb must be at least 0, got {self.host_cache_gb}"
+            )
+        if self.host_cache_policy not in HOST_CACHE_POLICIES:
+            raise ValueError(
+                f"host_cache_policy {self.host_cache_policy!r} is not one of "
+                f"{', '.join(HOST_CACHE_POLICIES)}"
+            )
         validate_attn_backend(self.attention_backend)
         validate_moe_backend(self.moe_backend)
+        if self.quantization is not None:
+            SUPPORTED_QUANTIZATION.assert_supported(self.quantization)
+        if self.kv_cache_dtype not in SUPPORTED_KV_DTYPES:
+            raise ValueError(
+                f"kv_cache_dtype {self.kv_cache_dtype!r} is not supported; use "
+                f"one of {', '.join(SUPPORTED_KV_DTYPES)}"
+            )
 
     @cached_property
     def hf_config(self) -> PretrainedConfig:
@@ -99,7 +132,17 @@ class EngineConfig:
     def model_config(self) -> ModelConfig:
         from minisgl.models import ModelConfig
 
-        return ModelConfig.from_hf(self.hf_config)
+        config = ModelConfig.from_hf(self.hf_config)
+        quantization = config.quantization
+        if self.quantization is not None:
+            quantization = quantize_on_load(self.quantization, quantization)
+        tier = HostTier(self.host_cache_gb, self.host_cache_policy)
+        return replace(
+            config,
+            quantization=quantization,
+            kv_cache_dtype=self.kv_cache_dtype,
+            host_tier=tier if tier.gib > 0 else None,
+        )
 
     @property
     def max_seq_len(self) -> int:

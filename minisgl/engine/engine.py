@@ -27,10 +27,11 @@ from minisgl.engine.graph import GraphRunner, largest_batch, make_dummy
 from minisgl.engine.sample import BatchSamplingArgs, Sampler
 from minisgl.kvcache import create_kvcache_pool
 from minisgl.kvcache.state_pool import StatePool, slot_bytes
-from minisgl.layers import BaseOP, set_rope_device
+from minisgl.layers import set_rope_device
 from minisgl.layers.packed import can_pack, pack_linears
 from minisgl.models import BaseLLMModel, create_model, load_model_weight
 from minisgl.models.shard import local_config
+from minisgl.models.weight import fill_randomly
 from minisgl.moe import create_moe_backend
 from minisgl.utils import (
     align_ceil,
@@ -96,7 +97,7 @@ class Engine:
             local,
             self.num_pages + 1,  # the last one is the dummy's
             config.page_size,
-            self.dtype,
+            local.kv_dtype(self.dtype),
             self.device,
         )
         # Whole pages fit in a row, and its last column is nobody's.
@@ -196,7 +197,7 @@ class Engine:
         with torch.device("meta"), torch_dtype(self.dtype):
             model = create_model(config.model_config)
         if config.use_dummy_weight:
-            _fill_randomly(model, self.device)
+            fill_randomly(model, self.device)
         else:
             load_model_weight(model, config.model_path, self.device, self.dtype)
         if can_pack(self.device, self.dtype):
@@ -259,7 +260,8 @@ class Engine:
         per_token = (
             2 * model.num_kv_layers * model.num_kv_heads * model.head_dim
         )
-        page_bytes = per_token * config.page_size * self.dtype.itemsize
+        kv_dtype = model.kv_dtype(self.dtype)
+        page_bytes = per_token * config.page_size * kv_dtype.itemsize
         budget = self._memory_budget(old_free_memory, config)
         budget -= 0 if self.states is None else self.states.nbytes
         row_pages = (
@@ -337,13 +339,3 @@ def _device_of_rank(config: EngineConfig) -> torch.device:
     device = torch.device("cuda", info.rank)
     torch.cuda.set_device(device)
     return device
-
-
-def _fill_randomly(model: BaseOP, device: torch.device) -> None:
-    """Seeded weights of the usual size, made on the device."""
-    generator = torch.Generator(device).manual_seed(0)
-    state = {}
-    for name, like in model.state_dict().items():
-        state[name] = torch.empty_like(like, device=device)
-        state[name].normal_(0.0, 0.02, generator=generator)
-    model.load_state_dict(state)

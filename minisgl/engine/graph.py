@@ -237,7 +237,7 @@ class GraphRunner:
 
     @nvtx_annotate("GraphReplay")
     def replay(self, batch: Batch) -> torch.Tensor:
-        """Run a padded batch: logits float32 [requests, vocab].
+        """Run a padded batch: logits [requests, vocab], the buffer's.
 
         They are overwritten by the next replay.
         """

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
@@ -88,19 +88,22 @@ def build(
     wrappers: list[tuple[str, str]],
     target: Target,
     folder: Path | None = None,
+    flags: Sequence[str] = (),
 ) -> Library:
     """A library with these functions, from `folder` or the user's cache.
+
+    flags: for the host's compiler, beside those that it is always given.
 
     Raises:
         BuildError: no compiler, or it finds fault with the source.
     """
     source = binding(files, wrappers)
-    known = [_sources(), source, target, *_toolchain(target)]
+    known = [_sources(), source, target, *flags, *_toolchain(target)]
     digest = sha256("\0".join(known).encode()).hexdigest()[:16]
     place = (folder or cache_folder()) / f"{name}-{digest}"
     if target == "cuda":
         return Library(_build_cuda(f"{name}_{digest}", source, place))
-    return Library(_build_host(name, source, place))
+    return Library(_build_host(name, source, place, flags))
 
 
 @cache
@@ -140,7 +143,9 @@ def _toolchain(target: Target) -> list[str]:
     return [torch.__version__, str(torch.cuda.get_device_capability())]
 
 
-def _build_host(name: str, source: str, place: Path) -> Path:
+def _build_host(
+    name: str, source: str, place: Path, flags: Sequence[str]
+) -> Path:
     library = place / f"{name}.so"
     if not library.is_file():
         # Another process may be at it: each makes its own, then renames.
@@ -148,15 +153,18 @@ def _build_host(name: str, source: str, place: Path) -> Path:
             _announced(name, Path(host_compiler()).name, place),
             tempfile.TemporaryDirectory(dir=place) as scratch,
         ):
-            compile_host(name, source, Path(scratch)).replace(library)
+            made = compile_host(name, source, Path(scratch), flags)
+            made.replace(library)
     return library
 
 
-def compile_host(name: str, source: str, folder: Path) -> Path:
+def compile_host(
+    name: str, source: str, folder: Path, more: Sequence[str] = ()
+) -> Path:
     """Write `source` and a library of it into `folder`; return the library."""
     written, library = folder / "binding.cpp", folder / f"{name}.so"
     written.write_text(source)
-    flags = [*HOST_FLAGS, "-Wno-unknown-pragmas", f"-I{CSRC}", "-xc++"]
+    flags = [*HOST_FLAGS, *more, "-Wno-unknown-pragmas", f"-I{CSRC}", "-xc++"]
     command = [host_compiler(), *flags, str(written), "-o", str(library)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:

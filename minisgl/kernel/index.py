@@ -76,7 +76,8 @@ def indexing(
         gives zeros on a GPU and an IndexError on a CPU.
 
     Raises:
-        ValueError: shapes, dtypes or strides that do not fit.
+        TypeError: indices of another dtype.
+        ValueError: shapes or strides that do not fit.
     """
     target = kernel_target(weights.device)
     if target is None or len(indices) == 0:

@@ -33,7 +33,8 @@ def fast_compare_key(x: torch.Tensor, y: torch.Tensor) -> int:
     x, y: int32 or int64 on the CPU, without gaps, of any lengths.
 
     Raises:
-        ValueError: tensors of another kind.
+        TypeError: keys of another dtype.
+        ValueError: keys of two dtypes, with gaps, or not on the CPU.
     """
     if x.dtype != y.dtype or not (x.is_contiguous() and y.is_contiguous()):
         raise ValueError("keys are of one dtype and without gaps")

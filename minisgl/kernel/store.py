@@ -69,6 +69,7 @@ def store_cache(
         apart, as parts of a larger product do.
 
     Raises:
+        TypeError: indices of another dtype.
         ValueError: shapes, dtypes or strides that do not fit.
     """
     target = kernel_target(k_cache.device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,6 +64,7 @@ def load_jit(
     wrappers: list[tuple[str, str]],
     target: Target,
     build_directory: str | None = None,
+    flags: Sequence[str] = (),
 ) -> Library:
     """Compile, unless it is there, and load.
 
@@ -71,12 +72,13 @@ def load_jit(
     files: sources in csrc/.
     wrappers: for each function its name here, and the C++ function, a template
         with its arguments most often.
+    flags: more of them for the host's compiler.
 
     Raises:
         BuildError: it cannot be compiled here.
     """
     folder = None if build_directory is None else Path(build_directory)
-    return build("_".join(args), files, wrappers, target, folder)
+    return build("_".join(args), files, wrappers, target, folder, flags)
 
 
 def try_load_jit(*args: str, **kwargs: Any) -> Library | None:

@@ -5,7 +5,7 @@ The names of the prefix caches alone do not load torch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from minisgl.utils import Registry
 from minisgl.utils.lazy import lazy_names
@@ -22,17 +22,21 @@ if TYPE_CHECKING:
         SizeInfo,
     )
     from minisgl.kvcache.mha_pool import MHAKVCache
+    from minisgl.kvcache.tiered_pool import TieredKVCache
     from minisgl.models import ModelConfig
 
 __all__ = [
+    "HOST_CACHE_POLICIES",
     "SUPPORTED_CACHE_MANAGER",
     "BaseCacheHandle",
     "BaseKVCachePool",
     "BasePrefixCache",
+    "HostTier",
     "InsertResult",
     "MHAKVCache",
     "MatchResult",
     "SizeInfo",
+    "TieredKVCache",
     "create_kvcache_pool",
     "create_prefix_cache",
 ]
@@ -49,8 +53,20 @@ __getattr__ = lazy_names(
             "SizeInfo",
         ],
         "mha_pool": ["MHAKVCache"],
+        "tiered_pool": ["TieredKVCache"],
     },
 )
+
+
+HOST_CACHE_POLICIES = ("write_through", "write_back")
+"""When a prefix is copied to the host: once computed, or when it is evicted."""
+
+
+class HostTier(NamedTuple):
+    """A pool on the host: GiB of all ranks together, and its policy."""
+
+    gib: float
+    policy: str
 
 
 class CacheManagerCreator(Protocol):
@@ -70,7 +86,7 @@ def create_kvcache_pool(
     """The pool that a model of this configuration needs."""
     from minisgl.kvcache.mha_pool import MHAKVCache
 
-    return MHAKVCache(
+    pool: BaseKVCachePool = MHAKVCache(
         num_kv_heads=model_config.num_kv_heads,
         num_layers=model_config.num_kv_layers,
         head_dim=model_config.head_dim,
@@ -79,6 +95,15 @@ def create_kvcache_pool(
         dtype=dtype,
         device=device,
     )
+    tier = model_config.host_tier
+    if tier is None:
+        return pool
+    from minisgl.distributed import get_tp_info
+    from minisgl.kvcache.host_pool import pages_within
+    from minisgl.kvcache.tiered_pool import TieredKVCache
+
+    num_host_pages = pages_within(pool, tier.gib, get_tp_info().size)
+    return TieredKVCache(pool, num_host_pages, tier.policy)
 
 
 @SUPPORTED_CACHE_MANAGER.register("naive")
@@ -91,19 +116,25 @@ def create_naive_cache(device: torch.device) -> BasePrefixCache:
 @SUPPORTED_CACHE_MANAGER.register("radix")
 def create_radix_cache(device: torch.device) -> BasePrefixCache:
     from minisgl.attention.stateful import current_states
+    from minisgl.core import get_global_ctx
+    from minisgl.kvcache.hiradix_cache import HiRadixPrefixCache
     from minisgl.kvcache.hybrid_cache import HybridRadixCache
     from minisgl.kvcache.radix_cache import RadixPrefixCache
+    from minisgl.kvcache.tiered_pool import TieredKVCache
 
     if (states := current_states()) is not None:
         return HybridRadixCache(device, states)
+    pool = getattr(get_global_ctx(), "kv_cache", None)
+    if isinstance(pool, TieredKVCache):
+        return HiRadixPrefixCache(device, pool)
     return RadixPrefixCache(device)
 
 
 def create_prefix_cache(device: torch.device, type: str) -> BasePrefixCache:
     """A cache of that name; ``auto`` is the last one registered.
 
-    The page size is the current context's, and so is the pool of states, if the
-    model needs one.
+    The page size is the current context's, and so are the pool of states, if the
+    model needs one, and a tier on the host, if there is one.
     """
     if type == "auto":
         type = SUPPORTED_CACHE_MANAGER.supported_names()[-1]

@@ -85,9 +85,15 @@ class InsertResult(NamedTuple):
 
 
 class MatchResult(NamedTuple):
-    """cuda_handle: the longest known prefix, by its slots on the device."""
+    """What is known of a prompt.
+
+    cuda_handle: the longest known prefix, by its slots on the device.
+    host_handle: the same and what follows on the host, if the cache has a tier
+        there. It has no slots before `load_prefix` gives it some.
+    """
 
     cuda_handle: BaseCacheHandle
+    host_handle: BaseCacheHandle | None = None
 
 
 class BasePrefixCache(ABC):
@@ -106,6 +112,16 @@ class BasePrefixCache(ABC):
     @abstractmethod
     def match_prefix(self, input_ids: torch.Tensor) -> MatchResult:
         """The longest prefix of `input_ids` here; lock it to keep it."""
+
+    def load_prefix(
+        self, handle: BaseCacheHandle, indices: torch.Tensor
+    ) -> None:
+        """Bring what a prefix has on the host to the slots `indices`.
+
+        handle: a locked `host_handle`. The next forward copies the pages and
+        waits for them; slots are whole pages, for all that is not on the device.
+        """
+        raise TypeError(f"{type(self).__name__} holds nothing on the host")
 
     @abstractmethod
     def insert_prefix(
@@ -142,6 +158,11 @@ class BasePrefixCache(ABC):
     @property
     @abstractmethod
     def size_info(self) -> SizeInfo: ...
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """What there is to count beside tokens on the device, by name."""
+        return {}
 
     @abstractmethod
     def check_integrity(self) -> None:

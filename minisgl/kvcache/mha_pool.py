@@ -14,6 +14,8 @@ class MHAKVCache(BaseKVCachePool):
     Memory: 2 * num_layers * num_pages * page_size * num_kv_heads * head_dim
     elements, taken once. This is the paged KV cache of vLLM (Kwon et al.,
     arXiv:2309.06180).
+
+    dtype: of the elements. In float8 what is larger than 448 becomes 448.
     """
 
     def __init__(
@@ -48,7 +50,15 @@ class MHAKVCache(BaseKVCachePool):
         layer_id: int,
     ) -> None:
         keys, values = self._slots[:, layer_id]
-        store_cache(keys, values, out_loc, k, v)
+        store_cache(keys, values, out_loc, self._narrowed(k), self._narrowed(v))
+
+    def _narrowed(self, x: torch.Tensor) -> torch.Tensor:
+        """x in the dtype of the pool."""
+        if x.dtype == self.dtype:
+            return x
+        # Not every torch does it by itself: some make NaN of what is too large.
+        limit = torch.finfo(self.dtype).max
+        return x.clamp(-limit, limit).to(self.dtype)
 
     @property
     def device(self) -> torch.device:

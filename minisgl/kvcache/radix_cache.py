@@ -82,11 +82,11 @@ class RadixPrefixCache(BasePrefixCache):
                 node.ref_count -= 1
                 assert node.ref_count >= 0, "unlocked more often than locked"
                 if node.ref_count == 0:
-                    self._move(node.length)
+                    self._move(len(node.value))
                     self._enqueue(node)
             else:
                 if node.ref_count == 0:
-                    self._move(-node.length)
+                    self._move(-len(node.value))
                 node.ref_count += 1
             node = node.parent
 
@@ -164,8 +164,8 @@ class RadixPrefixCache(BasePrefixCache):
 
     def check_integrity(self) -> None:
         nodes = list(self._nodes())
-        locked = sum(node.length for node in nodes if node.ref_count > 0)
-        unlocked = sum(node.length for node in nodes if node.ref_count == 0)
+        locked = sum(len(node.value) for node in nodes if node.ref_count > 0)
+        unlocked = sum(len(node.value) for node in nodes if node.ref_count == 0)
         if (unlocked, locked) != self.size_info:
             raise RuntimeError(
                 f"the tree holds {unlocked} unlocked and {locked} locked tokens, "

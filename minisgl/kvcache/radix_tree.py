@@ -12,10 +12,13 @@ import torch
 from minisgl.kernel import fast_compare_key
 from minisgl.kvcache.base import BaseCacheHandle
 from minisgl.utils import align_down
+from minisgl.utils.device import Event
 
 KEY_FN: TypeAlias = Callable[[torch.Tensor], int | tuple[int, ...]]
 
 _clock = count()
+
+_NO_PAGES = torch.empty(0, dtype=torch.int64)
 
 
 def get_key_fn(page_size: int) -> KEY_FN:
@@ -33,10 +36,15 @@ def next_tic() -> int:
 class RadixTreeNode:
     """A run of tokens that follows its parent's, with their KV slots.
 
+    A cache with a second tier keeps nodes that have no slots, but pages on the
+    host; or that have both.
+
     children: by `KEY_FN` of their tokens.
     ref_count: locks on this node or below it.
     timestamp: when it was last of use, in tics.
     queued: whether it stands in the cache's queue for eviction.
+    host: its pages on the host, int64 [pages] on the CPU; empty if it has none.
+    copied: when they are written; None if they never were.
     """
 
     def __init__(self, key_fn: KEY_FN, tic: int | None = None) -> None:
@@ -48,11 +56,21 @@ class RadixTreeNode:
         self._parent: RadixTreeNode | None = None
         self._key = torch.empty(0, dtype=torch.int32)
         self._value = self._key
+        self.host = _NO_PAGES
+        self.copied: Event | None = None
 
     def set_key_value(self, key: torch.Tensor, value: torch.Tensor) -> None:
-        """key: int32 [n] on the CPU, tokens; value: int32 [n], their slots."""
-        assert len(key) == len(value)
+        """key: int32 [n] on the CPU, tokens; value: int32 [n], their slots.
+
+        Without slots the value is empty.
+        """
+        assert len(value) in (0, len(key))
         self._key, self._value = key, value
+
+    def place(self, slots: torch.Tensor) -> None:
+        """Give it slots, int32 [n], or take them away with an empty tensor."""
+        assert len(slots) in (0, self.length)
+        self._value = slots
 
     def set_parent(self, parent: RadixTreeNode) -> None:
         """Hang this node, whose key is set, below another."""
@@ -62,6 +80,10 @@ class RadixTreeNode:
     def detach(self) -> None:
         """Take this node out of its parent."""
         del self.parent.children[self.key_fn(self._key)]
+
+    def is_detached(self) -> bool:
+        """Whether its parent does not know it any more."""
+        return self.parent.children.get(self.key_fn(self._key)) is not self
 
     @property
     def length(self) -> int:
@@ -93,6 +115,9 @@ class RadixTreeNode:
         """
         assert 0 < pos < self.length
         upper = RadixTreeNode(self.key_fn, self.timestamp)
+        pages = len(self.host) * pos // self.length
+        upper.host, self.host = self.host[:pages], self.host[pages:]
+        upper.copied = self.copied
         upper.set_key_value(self._key[:pos], self._value[:pos])
         upper.set_parent(self.parent)
         upper.ref_count = self.ref_count

@@ -68,12 +68,14 @@ class ParallelLMHead(VocabParallelEmbedding):
         self._multiply: Multiply = F.linear
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, embedding_dim] -> [requests, num_embeddings], on every rank.
+        """[T, embedding_dim] -> [n, num_embeddings], on every rank.
 
-        Only the last token of each request is followed by one to sample.
+        n: requests, of which only the last token is followed by one to sample;
+            or all T tokens, where drafts are checked.
         """
         batch = get_global_ctx().batch
-        x = x[batch.attn_metadata.get_last_indices(batch.size)]
+        if not batch.attn_metadata.every_token:
+            x = x[batch.attn_metadata.get_last_indices(batch.size)]
         table = self if self._tied is None else self._tied
         logits = self._multiply(x, table.weight, self.bias)
         if self._size == 1:

@@ -9,6 +9,7 @@ ranks is all that is said between them.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
@@ -24,12 +25,37 @@ Multiply = Callable[
 """x, weight, bias -> x W^T + b; a device may have a better one than torch's."""
 
 
+class LinearMethod(ABC):
+    """How a linear keeps its weight and multiplies by it."""
+
+    @abstractmethod
+    def multiply(
+        self, op: _LinearTPImpl, x: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """x [..., local_isize] -> x W^T + bias, [..., local_osize]."""
+
+
+class PlainMethod(LinearMethod):
+    """The weight as it is, [out, in], in the dtype of x."""
+
+    def multiply(
+        self, op: _LinearTPImpl, x: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        return F.linear(x, op.weight, bias)
+
+
+PLAIN = PlainMethod()
+
+
 class _LinearTPImpl(BaseOP):
     """y = x W^T + b, with W [out, in] as checkpoints store it.
 
     full_isize, full_osize: of the whole product.
     local_isize, local_osize: of this rank's part, which is what it has.
+    weight_scale: there only with a method that needs one.
     """
+
+    weight_scale: torch.Tensor
 
     def __init__(
         self,
@@ -40,13 +66,14 @@ class _LinearTPImpl(BaseOP):
         has_bias: bool,
     ) -> None:
         self._full_size = full_osize, full_isize
+        self._local_size = local_osize, local_isize
         self.weight = torch.empty(local_osize, local_isize)
         self.bias = torch.empty(local_osize) if has_bias else None
-        self._multiply: Multiply = F.linear
+        self._method: LinearMethod = PLAIN
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., local_isize] -> [..., local_osize]."""
-        return self._multiply(x, self.weight, self.bias)
+        return self._method.multiply(self, x, self.bias)
 
 
 class LinearReplicated(_LinearTPImpl):
@@ -114,7 +141,7 @@ class LinearRowParallel(_LinearTPImpl):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """This rank's [..., local_isize] -> [..., out], of all ranks together."""
-        y = self._comm.all_reduce(self._multiply(x, self.weight, None))
+        y = self._comm.all_reduce(self._method.multiply(self, x, None))
         # Whole on every rank, so that it must not be in the sum.
         return y if self.bias is None else y + self.bias
 

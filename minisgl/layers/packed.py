@@ -13,7 +13,7 @@ import torch
 
 from minisgl.layers.base import BaseOP
 from minisgl.layers.embedding import ParallelLMHead
-from minisgl.layers.linear import _LinearTPImpl
+from minisgl.layers.linear import PLAIN, LinearMethod, _LinearTPImpl
 
 # The layout suits any number of rows; it is chosen for about so many.
 _ROWS = 256
@@ -48,14 +48,27 @@ def packed_linear(
     return result
 
 
+class PackedMethod(LinearMethod):
+    """The weight as `pack_weight` makes it."""
+
+    def multiply(
+        self, op: _LinearTPImpl, x: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        return packed_linear(x, op.weight, bias)
+
+
 def pack_linears(op: BaseOP) -> None:
-    """Pack the weight of every linear below `op` and of its head, in place."""
+    """Pack the weight of every linear below `op` and of its head, in place.
+
+    One that is quantised is left as it is, in a layout of its own.
+    """
     for _, part in op._public():
         if isinstance(part, ParallelLMHead):
             _pack_head(part)
         elif isinstance(part, _LinearTPImpl):
-            part.weight = pack_weight(part.weight)
-            part._multiply = packed_linear
+            if part._method is PLAIN:
+                part.weight = pack_weight(part.weight)
+                part._method = PackedMethod()
         elif isinstance(part, BaseOP):
             pack_linears(part)
 

@@ -16,7 +16,7 @@ from minisgl.distributed import DistributedInfo
 from minisgl.engine import FAILED_TOKEN
 from minisgl.message import DetokenizeMsg, TokenLogprob, UserMsg
 from minisgl.scheduler import SchedulerConfig
-from minisgl.scheduler.structured import StructuredScheduler
+from minisgl.scheduler.speculative import SpeculativeScheduler
 from minisgl.utils import load_tokenizer
 
 
@@ -32,7 +32,7 @@ class RequestStatus:
     error: str | None = None
 
 
-class LLM(StructuredScheduler):
+class LLM(SpeculativeScheduler):
     """A scheduler that is its own client.
 
     model_path: a folder or a hub id.

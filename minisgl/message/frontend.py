@@ -45,6 +45,7 @@ class UserReply(BaseFrontendMsg):
     logprobs: one dict for each of those tokens, if they were asked for, of
         `token` (its text), `logprob`, `bytes` (of the text, as numbers), and
         `top_logprobs`, a list of such dicts of other tokens.
+    accepted_tokens, rejected_tokens: as in `DetokenizeMsg`.
     """
 
     uid: int
@@ -56,6 +57,8 @@ class UserReply(BaseFrontendMsg):
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     logprobs: list[dict[str, Any]] | None = None
+    accepted_tokens: int | None = None
+    rejected_tokens: int | None = None
 
 
 @dataclass

@@ -74,6 +74,8 @@ class DetokenizeMsg(BaseTokenizerMsg):
     prompt_tokens: tokens of the prompt; with the first token of a request.
     cached_tokens: how many of them were in the cache; with the first token.
     logprobs: of this token, if the request asked for it.
+    accepted_tokens, rejected_tokens: drafts that were right, and those that were
+        not or came too late, with the last token of a step that checked any.
     """
 
     uid: int
@@ -84,6 +86,8 @@ class DetokenizeMsg(BaseTokenizerMsg):
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     logprobs: TokenLogprob | None = None
+    accepted_tokens: int | None = None
+    rejected_tokens: int | None = None
 
 
 @dataclass

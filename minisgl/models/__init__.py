@@ -3,7 +3,7 @@
 from minisgl.models.base import BaseLLMModel
 from minisgl.models.config import ModelConfig, RotaryConfig
 from minisgl.models.register import get_model_class
-from minisgl.models.weight import load_model_weight, load_weight
+from minisgl.models.weight import load_model_weight, load_weight, set_methods
 
 __all__ = [
     "BaseLLMModel",
@@ -24,5 +24,7 @@ def create_model(model_config: ModelConfig) -> BaseLLMModel:
         ValueError: an architecture that is not known.
     """
     name = next(iter(model_config.architectures), "")
-    model_class = get_model_class(name, model_config)
-    return model_class(model_config)
+    model = get_model_class(name, model_config)(model_config)
+    if model_config.quantization is not None:
+        set_methods(model, model_config.quantization)
+    return model

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from transformers import PretrainedConfig
 
 from minisgl.models.linear_config import LinearConfig
+from minisgl.quant import QuantConfig
+from minisgl.quant.published import read_quantization
+
+if TYPE_CHECKING:
+    from minisgl.kvcache import HostTier
 
 # Switches that would change the result if they were passed over.
 _UNSUPPORTED = (
-    "quantization_config",
     "attention_bias",
     "mlp_bias",
     "mlp_only_layers",
@@ -43,6 +48,9 @@ class ModelConfig:
         beside its experts; 0 without one.
     linear: which layers keep a state in place of keys and values; None if all
         attend.
+    quantization: of the linears' weights; None if they are as computed with.
+    kv_cache_dtype: of keys and values, auto or fp8_e4m3.
+    host_tier: the pool below that of keys and values; None if there is none.
     """
 
     num_layers: int
@@ -64,6 +72,21 @@ class ModelConfig:
     architectures: list[str]
     shared_expert_size: int = 0
     linear: LinearConfig | None = None
+    quantization: QuantConfig | None = None
+    kv_cache_dtype: str = "auto"
+    host_tier: HostTier | None = None
+
+    def __post_init__(self) -> None:
+        if self.is_moe and self.quantization is not None:
+            raise ValueError(
+                "a model with experts cannot be quantised: the kernels of its "
+                "experts take whole weights only"
+            )
+        if self.linear is not None and self.host_tier is not None:
+            raise ValueError(
+                "host_cache_gb has to be 0 for a model whose layers keep states: "
+                "the host has pages of keys and values only"
+            )
 
     @property
     def is_moe(self) -> bool:
@@ -75,6 +98,12 @@ class ModelConfig:
         """Layers that keep keys and values."""
         linear = self.linear.num_layers if self.linear is not None else 0
         return self.num_layers - linear
+
+    def kv_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Of keys and values in their pool, if all else is in `dtype`."""
+        if self.kv_cache_dtype == "fp8_e4m3":
+            return torch.float8_e4m3fn
+        return dtype
 
     @classmethod
     def from_hf(cls, config: PretrainedConfig) -> ModelConfig:
@@ -103,6 +132,9 @@ class ModelConfig:
             model_type=config.model_type,
             architectures=list(config.architectures or []),
             linear=LinearConfig.from_hf(config),
+            quantization=read_quantization(
+                getattr(config, "quantization_config", None)
+            ),
         )
 
 

@@ -42,6 +42,7 @@ def local_config(config: ModelConfig, size: int) -> ModelConfig:
     _check(f"columns of {what}", middle, size, middle % size == 0)
     shared = config.shared_expert_size
     _check("columns of a shared expert", shared, size, shared % size == 0)
+    _check_groups(config, size)
     linear = config.linear
     if linear is not None:
         keys = linear.num_k_heads
@@ -53,6 +54,19 @@ def local_config(config: ModelConfig, size: int) -> ModelConfig:
         num_qo_heads=heads // size,
         num_kv_heads=div_even(pairs, size, allow_replicate=True),
     )
+
+
+def _check_groups(config: ModelConfig, size: int) -> None:
+    """Raise ValueError unless ranks have whole groups of quantised weights."""
+    quantization = config.quantization
+    if quantization is None:
+        return
+    heads = config.num_qo_heads * config.head_dim
+    quantization.check_width("qkv_proj", config.hidden_size, 1)
+    quantization.check_width("o_proj", heads, size)
+    quantization.check_width("down_proj", config.intermediate_size, size)
+    if config.linear is not None:
+        quantization.check_width("out_proj", config.linear.parts[2], size)
 
 
 def _check(what: str, count: int, size: int, fits: bool) -> None:
@@ -118,8 +132,10 @@ def part_of(
     """
     layer, _, kind = name.rpartition(".")
     layer = layer.rpartition(".")[2]
-    if layer in _INPUT and kind == "weight":
-        return _share(1, shape, info.rank, info.size)
+    if layer in _INPUT and kind in ("weight", "weight_scale"):
+        # One scale for a whole row is every rank's.
+        whole = shape[1] == 1
+        return None if whole else _share(1, shape, info.rank, info.size)
     if layer in _OUTPUT:
         return _share(0, shape, info.rank, info.size)
     if layer in _KV_HEADS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -14,10 +14,18 @@ from rich.progress import track
 
 from minisgl.distributed import get_tp_info
 from minisgl.layers import BaseOP
+from minisgl.layers.linear import _LinearTPImpl
 from minisgl.models.checkpoint import WeightFiles
 from minisgl.models.config import ModelConfig
+from minisgl.models.quantized import (
+    QuantizedFiles,
+    named_linears,
+    quantized_linears,
+)
 from minisgl.models.shard import parts_of
 from minisgl.models.text_files import TextFiles
+from minisgl.quant import QuantConfig, create_quant_method
+from minisgl.quant.base import QuantMethod
 from minisgl.utils import (
     cached_load_hf_config,
     download_hf_weight,
@@ -62,9 +70,7 @@ def _stacked(whole: str, experts: int) -> tuple[str, ...]:
     )
 
 
-def _get_merge_info(
-    key: str, experts: int = 0
-) -> tuple[str, tuple[str, ...]]:
+def _get_merge_info(key: str, experts: int = 0) -> tuple[str, tuple[str, ...]]:
     """The model's name for a stored name, and all parts it is made of.
 
     experts: how many a layer has.
@@ -170,6 +176,7 @@ def load_weight(
     device: torch.device,
     dtype: torch.dtype | None = None,
     wanted: Collection[str] | None = None,
+    published: QuantConfig | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield (name in the model, tensor on `device`), each name once.
 
@@ -181,23 +188,31 @@ def load_weight(
         cannot hold all stored values is reported at the end.
     wanted: names to yield, every one of which must be there; other tensors are
         not read, and reported at the end.
+    published: how the files are quantised. Values and scales are yielded as
+        they are, see `QuantizedFiles`.
 
     Raises:
         FileNotFoundError, ValueError: as for `WeightFiles`.
         ValueError: a tensor is in no file.
     """
     folder = Path(download_hf_weight(model_path))
-    files = TextFiles(WeightFiles(folder))
+    files = TextFiles(
+        WeightFiles(folder)
+        if published is None
+        else QuantizedFiles(folder, published)
+    )
     plan, unknown = _plan(files, wanted)
     reader, narrowed = _Reader(files, model_path), set()
     quiet = not sys.stderr.isatty()
     bar = track(plan.items(), "Loading weights", disable=quiet, transient=True)
     for name, stored in bar:
         parts = [reader.read(part) for part in stored]
-        kept = parts[0].found.dtype
-        if dtype is not None and torch.promote_types(kept, dtype) != dtype:
+        kept, kind = parts[0].found.dtype, dtype
+        if name.endswith(".weight_scale") or f"{name}_scale" in plan:
+            kind = None
+        if kind is not None and torch.promote_types(kept, kind) != kind:
             narrowed.add(kept)
-        merged = _merge(parts, device, dtype)
+        merged = _merge(parts, device, kind)
         if last := _get_expert_stack_info(stored[-1]):
             merged = merged.view(last[1] + 1, -1, merged.shape[-1])
         yield name, merged
@@ -208,14 +223,71 @@ def load_weight(
         logger.warning(f"weights stored in {kept} lose precision as {dtype}")
 
 
+def set_methods(model: BaseOP, config: QuantConfig) -> None:
+    """Quantise the linears of a model that has no weights yet."""
+    method = create_quant_method(config)
+    for path, linear in named_linears(model):
+        parent, _, name = path.rpartition(".")
+        stored = [f"{parent}.{part}" for part in _MERGED.get(name, (name,))]
+        if config.covers(stored):
+            method.prepare(linear)
+
+
 def load_model_weight(
     model: BaseOP, model_path: str, device: torch.device, dtype: torch.dtype
 ) -> None:
     """Fill `model`, made on the meta device, from a folder or hub id.
 
+    A weight that is to be quantised is so before the next one is read.
+
     Raises:
         FileNotFoundError, ValueError: as for `load_weight`, or a shape differs.
     """
-    names = model.state_dict().keys()
-    weights = load_weight(model_path, device, dtype, wanted=names)
-    model.load_state_dict(dict(weights))
+    quantized, published = quantized_linears(model), None
+    names = list(model.state_dict())
+    for path, linear in quantized.items():
+        assert isinstance(linear._method, QuantMethod)
+        if linear._method.config.published:
+            published = linear._method.config
+        else:
+            names.remove(f"{path}.weight_scale")
+    weights = load_weight(model_path, device, dtype, names, published)
+    model.load_state_dict(dict(_in_form(weights, quantized)))
+
+
+def fill_randomly(model: BaseOP, device: torch.device) -> None:
+    """Seeded weights of the usual size, made on the device."""
+    generator = torch.Generator(device).manual_seed(0)
+    quantized = quantized_linears(model)
+
+    def make() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, like in model.state_dict().items():
+            path, _, kind = name.rpartition(".")
+            if path in quantized and kind == "weight":
+                like = torch.empty(quantized[path]._local_size, device="meta")
+            elif path in quantized and kind == "weight_scale":
+                continue
+            made = torch.empty_like(like, device=device)
+            yield name, made.normal_(0.0, 0.02, generator=generator)
+
+    model.load_state_dict(dict(_in_form(make(), quantized)))
+
+
+def _in_form(
+    weights: Iterable[tuple[str, torch.Tensor]],
+    quantized: Mapping[str, _LinearTPImpl],
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """What is loaded, in the form in which the linears have it."""
+    for name, tensor in weights:
+        path, _, kind = name.rpartition(".")
+        if path not in quantized or kind != "weight":
+            yield name, tensor
+            continue
+        method = quantized[path]._method
+        assert isinstance(method, QuantMethod)
+        if tensor.dtype == method.value_dtype:
+            yield name, method.pack(tensor)
+        else:
+            weight, scale = method.quantize(tensor)
+            yield name, weight
+            yield f"{path}.weight_scale", scale

@@ -61,6 +61,23 @@ class CacheManager:
     def unlock(self, handle: BaseCacheHandle) -> None:
         self.prefix_cache.lock_handle(handle, unlock=True)
 
+    def load(self, match: MatchResult) -> BaseCacheHandle:
+        """Have the host's part of a match copied to the device; lock all of it.
+
+        Its `cuda_handle` is locked, and there is room for the rest. A batch has
+        to follow at once, for that is what starts the copy.
+        """
+        there, known = match.cuda_handle, match.host_handle
+        if known is None or known.cached_len == there.cached_len:
+            return there
+        # Locked first: room for it may be made at the cost of others only.
+        self.lock(known)
+        missing = known.cached_len - there.cached_len
+        pages = self._allocate(missing // self.page_size)
+        self.prefix_cache.load_prefix(known, self._page_to_token(pages))
+        self.unlock(there)
+        return known
+
     def allocate_paged(self, reqs: list[Req]) -> None:
         """Give each request pages for the tokens it is about to compute.
 

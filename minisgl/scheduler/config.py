@@ -8,6 +8,9 @@ from pathlib import Path
 from minisgl.engine import EngineConfig
 from minisgl.scheduler.addresses import socket_addr, socket_dir, unique_suffix
 
+MOST_DRAFTS = 64
+"""Tokens to guess for one request in a step; far more than pays off."""
+
 
 @dataclass(frozen=True)
 class SchedulerConfig(EngineConfig):
@@ -22,6 +25,12 @@ class SchedulerConfig(EngineConfig):
         decode batch; 0 lets them wait until no prompt does.
     overlap: launch the next batch before the last one's tokens are read.
     offline_mode: messages come and go in lists, not through queues.
+    speculative: who guesses tokens for one step to check, ``ngram`` (the text
+        itself) or ``draft`` (a smaller model); None: nobody.
+    speculative_tokens: most tokens to guess for a request in a step.
+    speculative_draft_model: that model, a folder or a hub id.
+    speculative_ngram_min, speculative_ngram_max: how many tokens must agree with
+        the end of a text, and how many are compared at most.
     """
 
     max_extend_tokens: int = 8192
@@ -29,6 +38,11 @@ class SchedulerConfig(EngineConfig):
     prefills_in_a_row: int = 1
     overlap: bool = True
     offline_mode: bool = False
+    speculative: str | None = None
+    speculative_tokens: int = 8
+    speculative_draft_model: str | None = None
+    speculative_ngram_min: int = 2
+    speculative_ngram_max: int = 4
     _unique_suffix: str = field(default_factory=unique_suffix)
 
     def __post_init__(self) -> None:
@@ -37,6 +51,30 @@ class SchedulerConfig(EngineConfig):
             raise ValueError("max_extend_tokens must be at least 1")
         if self.prefills_in_a_row < 0:
             raise ValueError("prefills_in_a_row must be at least 0")
+        self._check_speculative()
+
+    def _check_speculative(self) -> None:
+        if self.speculative not in (None, "ngram", "draft"):
+            raise ValueError(
+                f"speculative must be ngram or draft, got {self.speculative!r}"
+            )
+        named = self.speculative_draft_model is not None
+        if named != (self.speculative == "draft"):
+            raise ValueError(
+                "speculative_draft_model must be given with speculative draft, "
+                "and only then"
+            )
+        if not 1 <= self.speculative_tokens <= MOST_DRAFTS:
+            raise ValueError(
+                f"speculative_tokens must be from 1 to {MOST_DRAFTS}, got "
+                f"{self.speculative_tokens}"
+            )
+        if self.speculative_ngram_min < 1:
+            raise ValueError("speculative_ngram_min must be at least 1")
+        if self.speculative_ngram_max < self.speculative_ngram_min:
+            raise ValueError(
+                "speculative_ngram_max must be at least speculative_ngram_min"
+            )
 
     @property
     def socket_dir(self) -> Path:

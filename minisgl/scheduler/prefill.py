@@ -65,18 +65,22 @@ class PrefillAdder:
     def _try_allocate_one(
         self, req: PendingReq
     ) -> tuple[BaseCacheHandle, int] | None:
-        """Lock the known prefix and take a row, or change nothing."""
+        """Lock the known prefix and take a row, or change nothing.
+
+        What the host has of the prefix needs new pages like what nobody has.
+        """
         if self.table_manager.available_size == 0:
             return None
         cache = self.cache_manager
-        handle = cache.match_req(req).cuda_handle
+        match = cache.match_req(req)
+        handle = match.cuda_handle
         # Locked first: what it matched is then not counted as available.
         cache.lock(handle)
         needed = self._round(req.input_len + req.output_len) - handle.cached_len
         if needed + self.reserved_size > cache.available_size:
             cache.unlock(handle)
             return None
-        return handle, self.table_manager.allocate()
+        return cache.load(match), self.table_manager.allocate()
 
     def _add_one_req(
         self,

@@ -116,4 +116,5 @@ def _numbers(scheduler: Scheduler) -> dict[str, int]:
         "total_pages": pages.num_pages,
         "aborted": scheduler.replies.aborted,
         "finished": scheduler.replies.finished,
+        **pages.prefix_cache.numbers,
     }

@@ -6,7 +6,7 @@ import signal
 from multiprocessing.queues import Queue
 
 from minisgl.scheduler.config import SchedulerConfig
-from minisgl.scheduler.structured import StructuredScheduler
+from minisgl.scheduler.speculative import SpeculativeScheduler
 
 
 def schedule_worker(config: SchedulerConfig, ack_queue: Queue[str]) -> None:
@@ -17,7 +17,7 @@ def schedule_worker(config: SchedulerConfig, ack_queue: Queue[str]) -> None:
     """
     # Ctrl-C reaches all processes of a terminal. The parent decides what follows.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    scheduler = StructuredScheduler(config)
+    scheduler = SpeculativeScheduler(config)
     scheduler.sync_all_ranks()
     if config.tp_info.is_primary():
         ack_queue.put("the scheduler is ready")

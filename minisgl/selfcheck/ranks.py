@@ -35,14 +35,14 @@ def answer_by_ranks(
     start = multiprocessing.get_context("spawn")
     results = start.Queue()
     make_socket_dir(config)
-    workers = []
-    for rank in range(size):
-        info = DistributedInfo(rank, size)
-        own = replace(config, tp_info=info, distributed_timeout=_SECONDS)
-        worker = start.Process(target=_rank, args=(own, prompts, results))
-        worker.start()
-        workers.append(worker)
+    workers: list[Any] = []
     try:
+        for rank in range(size):
+            info = DistributedInfo(rank, size)
+            own = replace(config, tp_info=info, distributed_timeout=_SECONDS)
+            worker = start.Process(target=_rank, args=(own, prompts, results))
+            worker.start()
+            workers.append(worker)
         return _collect(workers, results)
     finally:
         for worker in workers:

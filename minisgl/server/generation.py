@@ -49,11 +49,16 @@ class Piece:
 
 @dataclass
 class Tokens:
-    """What the request has cost so far; a prompt counts once, whatever n is."""
+    """What the request has cost so far; a prompt counts once, whatever n is.
+
+    accepted, rejected: drafts that were right, and those that were not.
+    """
 
     prompt: int = 0
     cached: int = 0
     completion: int = 0
+    accepted: int = 0
+    rejected: int = 0
 
 
 class _Choice:
@@ -170,6 +175,8 @@ class Generation:
     async def _take(self, choice: _Choice, reply: UserReply) -> Piece:
         first, (p, k) = not choice.started, divmod(choice.index, self._n)
         self.tokens.completion += reply.completion_tokens
+        self.tokens.accepted += reply.accepted_tokens or 0
+        self.tokens.rejected += reply.rejected_tokens or 0
         if k == 0:
             self.tokens.prompt += reply.prompt_tokens or 0
             self.tokens.cached += reply.cached_tokens or 0

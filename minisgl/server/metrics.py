@@ -70,12 +70,14 @@ class Metrics(Collector):
 
     prompt_tokens: of all prompts; cached_tokens of them were in the cache.
     generated_tokens: of all answers.
+    accepted_tokens, rejected_tokens: drafts that were right, and the others.
     ended: answers by how they ended: a finish reason, or abort.
     first, between: seconds to the first token, and from one to the next.
     """
 
     def __init__(self) -> None:
         self.prompt_tokens = self.cached_tokens = self.generated_tokens = 0
+        self.accepted_tokens = self.rejected_tokens = 0
         self.ended: Counter[str] = Counter()
         self.first, self.between = Histogram(FIRST), Histogram(BETWEEN)
         self._scheduler: Mapping[str, int] | None = None
@@ -93,6 +95,8 @@ class Metrics(Collector):
             "prompt": (self.prompt_tokens, "Tokens of prompts."),
             "cached": (self.cached_tokens, "Those of them that were cached."),
             "generated": (self.generated_tokens, "Tokens of answers."),
+            "accepted": (self.accepted_tokens, "Those guessed and right."),
+            "rejected": (self.rejected_tokens, "Guesses that were wrong."),
         }
         for name, (value, text) in counters.items():
             yield CounterMetricFamily(f"minisgl_{name}_tokens", text, value)
@@ -132,6 +136,12 @@ class Metrics(Collector):
         for state, count in states.items():
             pages.add_metric([state], count)
         yield pages
+        if "host_pages" in found:
+            host, loaded = found["host_pages"], found["loaded_tokens"]
+            text = "Pages that the host holds below the KV pool."
+            yield GaugeMetricFamily("minisgl_host_pages", text, host)
+            text = "Tokens of prompts that came back from the host."
+            yield CounterMetricFamily("minisgl_loaded_tokens", text, loaded)
 
 
 @router.get("/metrics", include_in_schema=False)

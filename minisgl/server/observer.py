@@ -44,6 +44,8 @@ class Observer:
             record.cached_tokens = reply.cached_tokens or 0
             metrics.prompt_tokens += record.prompt_tokens
             metrics.cached_tokens += record.cached_tokens
+        metrics.accepted_tokens += reply.accepted_tokens or 0
+        metrics.rejected_tokens += reply.rejected_tokens or 0
         if tokens == 0:  # the end of a request that failed
             return
         if record.first is None:

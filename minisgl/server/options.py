@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 from minisgl.attention import SUPPORTED_ATTENTION_BACKENDS
 from minisgl.kvcache import SUPPORTED_CACHE_MANAGER
 from minisgl.moe import SUPPORTED_MOE_BACKENDS
 from minisgl.server import checks
+from minisgl.server.more_options import MORE_GROUPS
+from minisgl.server.option import Option
 
-
-class Option(NamedTuple):
-    """An option: which setting it is, of which type, its names, what it does.
-
-    check: returns the value as it is to be, or raises typer.BadParameter.
-    env: the variable of the environment that stands in for it.
-    """
-
-    setting: str
-    kind: Any
-    names: str
-    text: str
-    check: checks.Check | None = None
-    env: str | None = None
-
+__all__ = ["GROUPS", "Option"]
 
 # As in utils/torch_utils.py, which needs torch.
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -147,6 +133,7 @@ GROUPS = {
             check=checks.one_of(*_CACHES),
         ),
     ],
+    **MORE_GROUPS,
     "Server": [
         Option(
             "server_host",

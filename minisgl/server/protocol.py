@@ -108,6 +108,9 @@ class SamplingFields(Strict):
     regex: Regex | None = Field(None, description="Matches all of the answer.")
     choice: Choice | None = Field(None, description="The answer is one of it.")
     grammar: Grammar | None = Field(None, description="EBNF with rule root.")
+    speculate: bool = Field(
+        True, description="Check guessed tokens, if the server guesses."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -174,6 +177,7 @@ class SamplingFields(Strict):
             choice=self.choice,
             grammar=self.grammar,
             tool_calls=self.tool_calls,
+            speculate=self.speculate,
         )
 
 

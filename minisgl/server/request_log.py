@@ -58,16 +58,15 @@ class Record:
 
 
 class RequestLog:
-    """Writes a line for every answer that has ended.
+    """Prints a line for every answer that has ended.
 
     with_text: also the prompt and the answer, which are nobody's business
         unless somebody has asked for them.
-    out: where to; None is what the process prints.
     """
 
-    def __init__(self, with_text: bool, out: TextIO | None = None) -> None:
+    def __init__(self, with_text: bool) -> None:
         self.with_text = with_text
-        self._out: TextIO | None = out or sys.stdout
+        self._out: TextIO | None = sys.stdout
 
     def write(self, record: Record, now: float) -> None:
         """Write it at once; a log that cannot be written is given up."""

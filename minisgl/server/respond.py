@@ -15,7 +15,11 @@ from starlette.responses import Response
 from minisgl.server.errors import ErrorResponse
 from minisgl.server.generation import Generation, Piece, Tokens
 from minisgl.server.protocol import StreamOptions
-from minisgl.server.responses import PromptDetails, Usage
+from minisgl.server.responses import (
+    CompletionDetails,
+    PromptDetails,
+    Usage,
+)
 from minisgl.server.streams import (
     DONE,
     ClientGone,
@@ -117,10 +121,19 @@ async def _events(
 
 
 def usage(tokens: Tokens) -> Usage:
-    """The same numbers as clients expect them."""
-    return Usage(
+    """The same numbers as clients expect them.
+
+    Of drafts they hear only where there were any.
+    """
+    found = Usage(
         prompt_tokens=tokens.prompt,
         completion_tokens=tokens.completion,
         total_tokens=tokens.prompt + tokens.completion,
         prompt_tokens_details=PromptDetails(cached_tokens=tokens.cached),
     )
+    if tokens.accepted or tokens.rejected:
+        found.completion_tokens_details = CompletionDetails(
+            accepted_prediction_tokens=tokens.accepted,
+            rejected_prediction_tokens=tokens.rejected,
+        )
+    return found

@@ -33,6 +33,13 @@ class PromptDetails(BaseModel):
     cached_tokens: int
 
 
+class CompletionDetails(BaseModel):
+    """Tokens that were guessed and found right, and those found wrong."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class Usage(BaseModel):
     """Tokens of a request; those of the answer include its end token."""
 
@@ -40,6 +47,7 @@ class Usage(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails | None = None
 
 
 class TopLogprob(BaseModel):

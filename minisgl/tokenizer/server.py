@@ -105,6 +105,8 @@ class _Worker:
             prompt_tokens=msg.prompt_tokens,
             cached_tokens=msg.cached_tokens,
             logprobs=logprobs,
+            accepted_tokens=msg.accepted_tokens,
+            rejected_tokens=msg.rejected_tokens,
         )
         self.to_frontend.append(reply)
 

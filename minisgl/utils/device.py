@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import mmap
+import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -70,6 +73,45 @@ def wait_for_current(stream: Stream) -> None:
     """
     if not isinstance(stream, NullStream):
         stream.wait_stream(torch.cuda.current_stream(stream.device))
+
+
+def wait_event(event: Event) -> None:
+    """What this thread gives the device from here on comes after `event`."""
+    if not isinstance(event, NullEvent):
+        torch.cuda.current_stream().wait_event(event)
+
+
+def keep_for(stream: Stream, tensor: torch.Tensor) -> None:
+    """Whoever frees `tensor`, its memory is not reused before `stream` is here.
+
+    For a tensor that one stream made and another one reads.
+    """
+    if not isinstance(stream, NullStream):
+        tensor.record_stream(stream)
+
+
+def pinned_zeros(
+    shape: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Zeros in the host's memory that the device copies from and to on its own.
+
+    Whole pages of the system's, registered as they are: torch's own pinned
+    memory comes in powers of two.
+
+    Raises:
+        RuntimeError: the machine has not so much memory to spare.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    zeros = torch.frombuffer(memory, dtype=dtype).view(*shape)
+    if device.type == "cuda":
+        runtime, place = torch.cuda.cudart(), zeros.data_ptr()
+        if int(runtime.cudaHostRegister(place, size, 0)) != 0:
+            raise RuntimeError(
+                f"{size / 2**30:.1f} GiB of host memory cannot be pinned"
+            )
+        weakref.finalize(zeros, runtime.cudaHostUnregister, place)
+    return zeros
 
 
 def to_device(

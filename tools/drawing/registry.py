@@ -34,14 +34,18 @@ def draw(name: str, language: str) -> Canvas:
     from tools.drawing import (  # noqa: F401
         scenes_beyond,
         scenes_compute,
+        scenes_deploy,
         scenes_faster,
         scenes_hybrid,
         scenes_kernels,
         scenes_measured,
         scenes_parallel,
+        scenes_quant,
         scenes_roof,
         scenes_schedule,
         scenes_serve,
+        scenes_speculative,
+        scenes_tiers,
     )
 
     if name not in DIAGRAMS:

@@ -30,8 +30,10 @@ class Traffic:
     """The least that some requests ask of a device.
 
     cache: bytes of keys and values that decode steps read.
-    weights: bytes of weights, once for every decode step.
-    prompts: operations on the tokens of prompts.
+    weights: bytes of weights, once for every decode step; all experts, for a
+        batch that is not small chooses all.
+    prompts: operations on the tokens of prompts, of experts by those that are
+        chosen.
     """
 
     cache: float
@@ -50,18 +52,21 @@ def traffic_of(
     """The traffic of requests that are all there at once, without a prefix hit.
 
     Every step reads the weights, but for the table of embeddings, of which it
-    reads a row a token; and what it attends to, once. A prompt is computed at
-    the rate of a large product.
+    reads a row a token; and what it attends to, once. A head that has no
+    `lm_head.weight` of its own multiplies by that table. A prompt is computed
+    at the rate of a large product, by what `_used` says of each weight.
     """
     pool = engine.ctx.kv_cache
     per_token = 2 * pool.num_layers * pool.k_cache(0)[0, 0].nbytes
     state = engine.model.state_dict()
     weights = {name: w for name, w in state.items() if w.dim() > 1}
-    if not config.tie_word_embeddings:
+    if "lm_head.weight" in weights:
         weights = {k: w for k, w in weights.items() if "embed_tokens" not in k}
-    body = [
-        w for k, w in weights.items() if "embed" not in k and "head" not in k
-    ]
+    computed = sum(
+        _used(config, name, w.numel())
+        for name, w in weights.items()
+        if "embed" not in name and "head" not in name
+    )
     contexts = sum(
         len(r.prompt) * r.output + r.output * (r.output - 1) // 2
         for r in requests
@@ -71,9 +76,16 @@ def traffic_of(
     return Traffic(
         cache=per_token * contexts,
         weights=steps * sum(w.nbytes for w in weights.values()),
-        prompts=2 * tokens * sum(w.numel() for w in body)
+        prompts=2 * tokens * computed
         + sum(_attention(config, len(r.prompt)) for r in requests),
     )
+
+
+def _used(config: ModelConfig, name: str, size: int) -> int:
+    """Of a weight's numbers those that a token meets; of experts, a few."""
+    if ".experts." not in name:
+        return size
+    return size * config.num_experts_per_tok // config.num_experts
 
 
 def _attention(config: ModelConfig, length: int) -> int:

@@ -1,0 +1,68 @@
+"""Weights in the layout that a CPU multiplies by, made once.
+
+A matrix product on a CPU first copies the weight into blocks that suit its
+vector registers. For a prompt that copy is small beside the product; in a
+decode step of a few rows it costs as much as the product itself.
+"""
+
+from __future__ import annotations
+
+import platform
+
+import torch
+
+from minisgl.layers.base import BaseOP
+from minisgl.layers.embedding import ParallelLMHead
+from minisgl.layers.linear import _LinearTPImpl
+
+# The layout suits any number of rows; it is chosen for about so many.
+_ROWS = 256
+
+
+def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether oneDNN, which torch brings along, has such products here."""
+    if device.type != "cpu" or platform.machine() not in ("x86_64", "AMD64"):
+        return False
+    if not torch.backends.mkldnn.is_available():
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype == torch.float32
+
+
+def pack_weight(weight: torch.Tensor) -> torch.Tensor:
+    """[out, in] on the CPU -> the same, opaque: only `packed_linear` reads it."""
+    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(
+        weight, _ROWS
+    )
+    return packed
+
+
+def packed_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """As F.linear, of a weight from `pack_weight`."""
+    result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+        x, weight, bias, "none", [], ""
+    )
+    return result
+
+
+def pack_linears(op: BaseOP) -> None:
+    """Pack the weight of every linear below `op` and of its head, in place."""
+    for _, part in op._public():
+        if isinstance(part, ParallelLMHead):
+            _pack_head(part)
+        elif isinstance(part, _LinearTPImpl):
+            part.weight = pack_weight(part.weight)
+            part._multiply = packed_linear
+        elif isinstance(part, BaseOP):
+            pack_linears(part)
+
+
+def _pack_head(head: ParallelLMHead) -> None:
+    # A tied table stays as it is too: the embedding reads single rows of it.
+    table = head if head._tied is None else head._tied
+    head.weight = pack_weight(table.weight)
+    head._tied = None
+    head._multiply = packed_linear
