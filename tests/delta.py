@@ -17,10 +17,11 @@ if __name__ == "__main__":
 
 from minisgl.attention.segments import Segment, Wave  # noqa: E402
 from minisgl.kernel import delta  # noqa: E402
+from minisgl.layers.gated_delta import GatedNorm  # noqa: E402
 
-SHAPES = [(2, 4, 32, 48, 4), (1, 1, 8, 16, 2), (3, 3, 24, 20, 4)]
+SHAPES = [(2, 4, 32, 48, 4), (1, 1, 24, 20, 2)]
 """Key heads, value heads, k_dim, v_dim, width of the convolution."""
-LENGTHS = [(1, 2), (16, 17, 3), (40,)]
+LENGTHS = [(1, 2), (16, 17, 3), (33,)]
 """Tokens of the segments of a wave."""
 
 
@@ -90,9 +91,23 @@ def prefilled(shape, lengths, device: str, dtype) -> float:
     return max(map(share_apart, found, wanted))
 
 
+def normed(shape, device: str, dtype) -> float:
+    """How far the norm of the result is from torch's."""
+    _, heads, _, size, _ = shape
+    make = torch.Generator().manual_seed(1)
+    merged = torch.randn(7, 5 + 2 * heads * size, generator=make)
+    merged = merged.to(device, dtype)
+    x, gate = merged[:, 5:].chunk(2, -1)
+    norm = GatedNorm(size, 1e-6)
+    norm.weight = x[0, :size].clone()
+    x, gate = x.contiguous().view(7, heads, size), gate.view(7, heads, size)
+    return share_apart(norm.forward(x, gate), norm.forward_torch(x, gate))
+
+
 def apart(device: str, dtype) -> dict[str, float]:
     """The largest distances of all shapes."""
     return {
+        "norm": max(normed(shape, device, dtype) for shape in SHAPES),
         "decode": max(decoded(shape, device, dtype) for shape in SHAPES),
         "prefill": max(
             prefilled(shape, lengths, device, dtype)

@@ -14,7 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from minisgl.attention.segments import NOWHERE, cut_into_waves
+from minisgl.benchmark.shapes import shape_folder
 from minisgl.core import Batch
+from minisgl.distributed import set_tp_info
+from minisgl.distributed.info import clear_tp_info
 from minisgl.kernel import delta
 from minisgl.kernel.delta_rule import (
     CHUNK,
@@ -26,13 +29,14 @@ from minisgl.kernel.delta_rule import (
 from minisgl.kvcache.hybrid_cache import HybridHandle, HybridRadixCache
 from minisgl.kvcache.radix_cache import RadixPrefixCache
 from minisgl.kvcache.state_pool import StatePool, slot_bytes
-from minisgl.models import ModelConfig
+from minisgl.models import ModelConfig, create_model, load_weight
 from minisgl.models.shard import local_config
 from minisgl.selfcheck.delta import check_delta
 from minisgl.selfcheck.report import Setting
 from minisgl.utils import cached_load_hf_config
 from tests import delta as on_device
 from tests.driver import Driver, solo
+from tests.fakes.install import stand_ins
 from tests.late_device import make_late
 from tests.parity import model_under_test, prompts, reference
 from tests.prompts import random_prompt
@@ -273,7 +277,27 @@ def test_recorded_steps_write_states_where_they_are(name):
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("budget", [1, 7, 10_000])
+@pytest.mark.parametrize("name", ["fi", "fa,fi"])
+def test_each_attention_backend_finds_its_metadata(name):
+    with stand_ins():
+        driver = drive(
+            attention_backend=name,
+            page_size=4,
+            pages=512,
+            cuda_graph_bs=[1, 2, 4, 6],
+            max_seq_len_override=256,
+            max_extend_tokens=30,
+        )
+        for uid, ids in enumerate(PROMPTS[2:8]):
+            driver.submit(uid, ids, (16, 6, 9)[uid % 3])
+            driver.step()
+        driver.run()
+    driver.assert_parity()
+    driver.assert_every_page()
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("budget", [2, 10_000])
 def test_experts_beside_a_shared_one(budget):
     driver = drive(model_path(MOE), max_extend_tokens=budget)
     some = prompts(MOE)
@@ -619,6 +643,71 @@ def test_heads_that_cannot_be_cut_are_refused():
     config = config_of("qwen3.5-tiny")
     with pytest.raises(ValueError, match=r"2 key heads of linear layers .* 4"):
         local_config(replace(config, num_qo_heads=8), 4)
+
+
+def test_the_shapes_are_as_large_as_their_names():
+    sizes = {}
+    for name in ("qwen3.5-0.8b", "qwen3.5-35b-a3b"):
+        with shape_folder(name) as folder, torch.device("meta"):
+            config = cached_load_hf_config(str(folder))
+            model = create_model(ModelConfig.from_hf(config))
+        weights = model.state_dict().values()
+        sizes[name] = sum(weight.numel() for weight in weights)
+    assert sizes == {
+        "qwen3.5-0.8b": 752_393_024,
+        "qwen3.5-35b-a3b": 34_660_610_688,
+    }
+
+
+@pytest.fixture
+def rank():
+    """Makes this process one rank of several, for weights."""
+
+    def become(number, size):
+        clear_tp_info()
+        set_tp_info(number, size)
+
+    clear_tp_info()
+    yield become
+    clear_tp_info()
+
+
+@pytest.mark.parametrize("hub", [False, True])
+def test_two_ranks_read_every_weight_once(hub, rank, tmp_path):
+    folder = model_path(MOE)
+    if hub:
+        folder = as_on_the_hub(MOE, tmp_path / "hub")
+    whole = dict(load_weight(str(folder), CPU))
+    halves = []
+    for number in (0, 1):
+        rank(number, 2)
+        halves.append(dict(load_weight(str(folder), CPU)))
+    for key, full in whole.items():
+        one, other = (half[key] for half in halves)
+        if one.shape == full.shape:
+            assert torch.equal(one, full) and torch.equal(other, full)
+            continue
+        cut = [a != b for a, b in zip(one.shape, full.shape, strict=True)]
+        dim = cut.index(True)
+        # Whatever the order: every row of the whole is in one of the halves.
+        joined = torch.cat([one, other], dim).transpose(0, dim)
+        rows = {row.numpy().tobytes() for row in joined.contiguous()}
+        assert rows == {
+            row.numpy().tobytes() for row in full.transpose(0, dim).contiguous()
+        }, key
+        assert cut.count(True) == 1
+    local = halves[1]["model.layers.0.linear_attn.in_proj.weight"]
+    stored = load_file(folder / "model.safetensors")
+    (name,) = [
+        n
+        for n in stored
+        if n.endswith("layers.0.linear_attn.in_proj_qkv.weight")
+    ]
+    q, k, v = stored[name].split([64, 64, 128])
+    assert torch.equal(local[:128], torch.cat([q[32:], k[32:], v[64:]]))
+    stack = halves[1]["model.layers.0.mlp.experts.gate_up_proj"]
+    full = whole["model.layers.0.mlp.experts.gate_up_proj"]
+    assert torch.equal(stack, torch.cat([full[:, 32:64], full[:, 96:]], 1))
 
 
 def as_on_the_hub(name: str, folder):

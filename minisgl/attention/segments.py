@@ -130,6 +130,7 @@ def _save(
         states.release(old)
     wanted = {align_down(req.device_len - 1, page_size)}
     if handle.known not in parting:
+        parting.add(handle.known)
         wanted.add(handle.known_len)
     taken = []
     for length in sorted(wanted):
@@ -137,7 +138,5 @@ def _save(
             continue
         if (snapshot := states.take(length, busy)) is not None:
             taken.append(snapshot)
-            if length == handle.known_len:
-                parting.add(handle.known)
     handle.saved.extend(taken)
     return taken

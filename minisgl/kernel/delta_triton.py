@@ -85,6 +85,25 @@ def delta_prefill_triton(
     return out.view(len(qkv), heads, v_dim)
 
 
+def gated_norm_triton(
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """As `GatedNorm.forward`, of [T, heads, size]; rows of gate may lie apart."""
+    import triton
+
+    from minisgl.kernel.triton.delta import gated_norm_kernel
+
+    (tokens, heads, size), out = x.shape, torch.empty_like(x)
+    gated_norm_kernel[tokens, heads](
+        *(x, gate, weight, out, gate.stride(0), eps),
+        HEADS=heads,
+        DIM=size,
+        BLOCK=triton.next_power_of_2(size),
+        num_warps=1,
+    )
+    return out
+
+
 def _convolve(
     qkv: torch.Tensor,
     weight: torch.Tensor,

@@ -90,10 +90,10 @@ class HybridRadixCache(RadixPrefixCache):
         self, handle: BaseCacheHandle, unlock: bool = False
     ) -> None:
         super().lock_handle(handle, unlock)
-        if unlock and isinstance(handle, HybridHandle):
-            # What nobody has kept by now was written by a request that failed.
-            while handle.saved:
-                self._states.release(handle.saved.pop())
+        assert isinstance(handle, HybridHandle)
+        # What nobody has kept by now was written by a request that failed.
+        while unlock and handle.saved:
+            self._states.release(handle.saved.pop())
 
     def _next_victim(self) -> RadixTreeNode:
         """It loses its end, and the state is the one at its end."""

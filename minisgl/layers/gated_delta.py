@@ -11,6 +11,8 @@ from minisgl.attention.stateful import StatefulBackend, linear_metadata
 from minisgl.core import get_global_ctx
 from minisgl.distributed import get_tp_info
 from minisgl.kernel.delta import DeltaWeights
+from minisgl.kernel.delta_triton import gated_norm_triton
+from minisgl.kernel.fused import runs_triton
 from minisgl.layers.base import BaseOP
 from minisgl.layers.linear import LinearColParallelMerged, LinearRowParallel
 
@@ -37,7 +39,15 @@ class GatedNorm(BaseOP):
         self.weight = torch.empty(size)
 
     def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        """x, gate [..., size] -> the same shape and dtype."""
+        """x, gate [T, heads, size] -> the same shape and dtype."""
+        if runs_triton(x.device):
+            return gated_norm_triton(x, gate, self.weight, self._eps)
+        return self.forward_torch(x, gate)
+
+    def forward_torch(
+        self, x: torch.Tensor, gate: torch.Tensor
+    ) -> torch.Tensor:
+        """The reference."""
         wide = x.float()
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._eps)
         normed = self.weight * (wide * scale).to(x.dtype)

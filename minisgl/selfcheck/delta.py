@@ -29,8 +29,8 @@ class Problem:
         self.weights = delta.DeltaWeights(
             draw(channels, width), draw(v_heads), draw(v_heads), k_heads, dim
         )
-        self.conv = draw(7, channels, width - 1)
-        self.recurrent = draw(7, v_heads, dim, dim).float()
+        self.conv = draw(6, channels, width - 1)
+        self.recurrent = draw(6, v_heads, dim, dim).float()
         start, segments = 0, []
         for row, length in enumerate(_LENGTHS):
             stop = start + length

@@ -403,6 +403,14 @@ def fused_add_rmsnorm(input, residual, weight, eps=1e-6, enable_pdl=None):
     rmsnorm(residual, weight, eps, out=input)
 
 
+def gemma_rmsnorm(input, weight, eps=1e-6, out=None, enable_pdl=None):
+    return rmsnorm(input, 1.0 + weight, eps, out)
+
+
+def gemma_fused_add_rmsnorm(input, residual, weight, eps=1e-6, enable_pdl=None):
+    fused_add_rmsnorm(input, residual, 1.0 + weight, eps)
+
+
 def silu_and_mul(input, out=None, enable_pdl=None):
     if input.shape[-1] * input.element_size() % 16 != 0:
         raise ValueError("The pointers must be multiple of 16 bytes.")

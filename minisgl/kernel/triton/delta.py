@@ -160,3 +160,33 @@ def delta_chunk_kernel(
     tl.store(state_ptr + row_slot + inner, state, mask=mask)
     if save >= 0:
         tl.store(state_ptr + save * size + inner, state, mask=mask)
+
+
+@triton.jit
+def gated_norm_kernel(
+    x_ptr,
+    gate_ptr,
+    weight_ptr,
+    out_ptr,
+    gate_stride,
+    eps,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One head of one token: rms-norm(x) * weight * silu(gate)."""
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    i = tl.arange(0, BLOCK)
+    mask = i < DIM
+    place = (token * HEADS + head) * DIM + i
+    x = tl.load(x_ptr + place, mask=mask, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + i, mask=mask, other=0.0).to(tl.float32)
+    gate = tl.load(
+        gate_ptr + token * gate_stride + head * DIM + i, mask=mask, other=0.0
+    ).to(tl.float32)
+    scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / DIM + eps)
+    kind = out_ptr.dtype.element_ty
+    # Rounded where torch rounds.
+    normed = (x * scale).to(kind).to(tl.float32) * weight
+    out = normed.to(kind).to(tl.float32) * gate / (1.0 + tl.exp(-gate))
+    tl.store(out_ptr + place, out.to(kind), mask=mask)

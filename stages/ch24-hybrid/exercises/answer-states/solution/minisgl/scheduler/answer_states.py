@@ -20,22 +20,24 @@ class AnswerCacheManager(CacheManager):
         request, `req.cache_handle`, takes the snapshot.
         """
         states, handle = current_states(), req.cache_handle
-        if finished and states is not None and self._is_exact(req):
+        length = self._exact_length(req) if finished else None
+        if states is not None and length is not None:
             assert isinstance(handle, HybridHandle)
-            snapshot = states.take(req.cached_len)
-            if snapshot is not None:
+            if (snapshot := states.take(length)) is not None:
                 self._copy(states, req.table_idx, snapshot)
                 handle.saved.append(snapshot)
         super().cache_req(req, finished=finished)
 
-    def _is_exact(self, req: Req) -> bool:
-        """Whether the row holds the state of exactly what the tree will get.
+    def _exact_length(self, req: Req) -> int | None:
+        """Tokens that the tree will get, if the row holds their state.
 
-        The device may be a token further than the host has read, and the tree
-        takes whole pages.
+        None: it does not. The device may be a token further than the host has
+        read, and the tree takes whole pages.
         """
-        known = req.cached_len == len(req.input_ids) - 1
-        return known and req.cached_len % self.page_size == 0
+        length = len(req.input_ids) - 1
+        if req.cached_len != length or length % self.page_size != 0:
+            return None
+        return length
 
     def _copy(self, states: StatePool, row: int, snapshot: Snapshot) -> None:
         """Copy both states of a row to where the snapshot lies."""
