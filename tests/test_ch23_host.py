@@ -180,7 +180,7 @@ def test_a_prompt_meets_a_few_experts_and_steps_read_all():
     assert ten.weights == none.weights > 4 * experts
 
 
-def test_only_the_profile_finds_its_prompts_cached(monkeypatch):
+def test_no_round_and_no_profile_finds_its_prompts_cached(monkeypatch):
     rates, run = [], TimedLLM.run
 
     def watched(self, *args):
@@ -191,8 +191,9 @@ def test_only_the_profile_finds_its_prompts_cached(monkeypatch):
     monkeypatch.setattr(TimedLLM, "run", watched)
     subject = Subject(str(FOLDER), False, "float32", "cpu", {})
     measure_roofline(subject, Workload(3, 4, 6), 3, lambda said: None)
-    # To warm up, three rounds, the prompts of the profile; then without and with.
-    assert rates[:-2] == [0.0] * 5 and min(rates[-2:]) > 0.5
+    # To warm up, three rounds, then without the profiler and with it.
+    # A first token may be the same by chance.
+    assert len(rates) == 6 and max(rates) < 0.2
 
 
 def test_the_report_names_the_bound_the_engine_and_the_rest(capsys):

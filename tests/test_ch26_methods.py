@@ -247,11 +247,31 @@ same = rows.float() == plain.float()
 # The interpreter loses what is carried into the exponent: 127 becomes 64, not 128.
 carried = torch.frexp(plain.float().abs()).mantissa == 0.5
 assert (same | carried).all() and same.float().mean() > 0.95
+
+
+def product(rows, outs, width):
+    make = torch.Generator().manual_seed(rows)
+    x = torch.randn(rows, width, generator=make).bfloat16()
+    weight = torch.randn(outs, width, generator=make).to(torch.float8_e4m3fn)
+    scale = torch.rand(outs, 1, generator=make) + 0.5
+    fp8.runs_triton = lambda device: False
+    small, row_scale = fp8.quantize_rows(x)
+    exact = (small.float() * row_scale) @ (weight.float() * scale).T
+    found = fp8._few_rows(small, row_scale, weight, scale, x.dtype)
+    torch.testing.assert_close(found.float(), exact, rtol=8e-3, atol=8e-3)
+    return found
+
+
+product(1, 64, 512)
+product(17, 80, 256)
+wide = product(64, 208, 768)
+fp8._is_alone = lambda *args: False
+assert torch.allclose(wide, product(64, 208, 768), rtol=8e-3, atol=8e-3)
 print("equal")
 """
 
 
-def test_the_kernel_for_rows_in_tritons_interpreter():
+def test_the_kernels_in_tritons_interpreter():
     if find_spec("triton") is None:
         pytest.skip("triton is not installed")
     root = str(Path(kernel_module.__file__).parents[2])

@@ -23,7 +23,7 @@ from minisgl.quant import QuantConfig, create_quant_method
 from minisgl.quant.fp8 import quantize_rows, scaled_product
 from tools.bench_graph import MORE, PROMPT, start, step_ms
 
-ROWS = (1, 32, 256)
+ROWS = (1, 32, 64, 256)
 
 
 def products(shape: str) -> dict[str, tuple[int, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -11,6 +12,12 @@ import torch
 
 from minisgl.attention.base import BaseAttnBackend, BaseAttnMetadata
 from minisgl.attention.choice import Demand
+from minisgl.attention.fi_prefill import (
+    ENOUGH_TOKENS,
+    PrefillWrappers,
+    plan_nothing,
+)
+from minisgl.attention.recorded_prefill import RecordsPrefill
 from minisgl.attention.utils import BaseCaptureData
 from minisgl.core import Batch, get_global_ctx
 from minisgl.models import ModelConfig
@@ -97,7 +104,7 @@ class FICaptureData(BaseCaptureData):
         return self.page_table.flatten()
 
 
-class FlashInferBackend(BaseAttnBackend):
+class FlashInferBackend(BaseAttnBackend, RecordsPrefill):
     """FlashInfer's kernels (Ye et al., arXiv:2501.01005), any page size."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -211,33 +218,60 @@ class FlashInferBackend(BaseAttnBackend):
             int, CUDAGraphBatchDecodeWithPagedKVCacheWrapper
         ] = {}
 
+    def init_prefill_graphs(
+        self, max_seq_len: int, requests: int, sizes: Sequence[int]
+    ) -> list[int]:
+        self._prefill_graphs = PrefillWrappers(
+            (self.float_workspace_buffer, self._graph_plans),
+            (self._qo_heads, self._kv_heads, self._head_dim),
+            div_ceil(max_seq_len, self._ctx.page_size),
+            requests,
+        )
+        return self._prefill_graphs.fitting(sizes)
+
     def prepare_for_capture(self, batch: Batch) -> None:
+        if batch.is_prefill:
+            self._prefill_graphs.add(len(batch.input_ids))
+            cu_seqlens_q = self._prefill_graphs.capture.cu_seqlens_q
+        else:
+            size = batch.padded_size
+            self._graph_wrappers[size] = self._decode_wrapper(size)
+            cu_seqlens_q = self._capture.cu_seqlens_q[: size + 1]
+        self.prepare_metadata(batch)
+        self.prepare_for_replay(batch)
+        assert isinstance(batch.attn_metadata, FIMetadata)
+        batch.attn_metadata.cu_seqlens_q_gpu = cu_seqlens_q
+
+    def _decode_wrapper(
+        self, size: int
+    ) -> CUDAGraphBatchDecodeWithPagedKVCacheWrapper:
+        """That of recorded decode batches of `size` requests."""
         from flashinfer import CUDAGraphBatchDecodeWithPagedKVCacheWrapper
 
-        size, capture = batch.padded_size, self._capture
         wrapper = CUDAGraphBatchDecodeWithPagedKVCacheWrapper(
             self.float_workspace_buffer,
-            capture.cu_seqlens_k[: size + 1],
-            capture.indices,
-            capture.one_tensor[:size],
+            self._capture.cu_seqlens_k[: size + 1],
+            self._capture.indices,
+            self._capture.one_tensor[:size],
             "NHD",
             use_tensor_cores=self._tensor_cores_for(size),
         )
         wrapper.reset_workspace_buffer(
             self.float_workspace_buffer, self._graph_plans
         )
-        self._graph_wrappers[size] = wrapper
-        self.prepare_metadata(batch)
-        self.prepare_for_replay(batch)
-        assert isinstance(batch.attn_metadata, FIMetadata)
-        cu_seqlens_q = capture.cu_seqlens_q[: size + 1]
-        batch.attn_metadata.cu_seqlens_q_gpu = cu_seqlens_q
+        plan_nothing(wrapper)
+        return wrapper
 
     def prepare_for_replay(self, batch: Batch) -> None:
-        metadata = batch.attn_metadata
+        metadata, size = batch.attn_metadata, batch.padded_size
         assert isinstance(metadata, FIMetadata)
-        metadata.wrapper = self._graph_wrappers[batch.padded_size]
-        metadata.whole = not self._splits(batch.padded_size)
+        if batch.is_prefill:
+            tokens = len(batch.input_ids)
+            metadata.wrapper = self._prefill_graphs[tokens]
+            metadata.whole = tokens >= ENOUGH_TOKENS
+        else:
+            metadata.wrapper = self._graph_wrappers[size]
+            metadata.whole = not self._splits(size)
         # The plan copies the metadata into the wrapper's fixed tensors.
         self._initialize_metadata_once(metadata)
 
@@ -261,7 +295,7 @@ class FlashInferBackend(BaseAttnBackend):
             "kv_data_type": self._ctx.kv_cache.dtype,
             "seq_lens": metadata.seq_lens_cpu,
         }
-        if metadata.wrapper is self.prefill_wrapper:
+        if isinstance(metadata.wrapper, type(self.prefill_wrapper)):
             metadata.wrapper.plan(
                 qo_indptr=metadata.cu_seqlens_q_cpu,
                 paged_kv_indptr=metadata.cu_pages_cpu,
@@ -269,6 +303,7 @@ class FlashInferBackend(BaseAttnBackend):
                 paged_kv_last_page_len=metadata.last_page_len_cpu,
                 head_dim_qk=self._head_dim,
                 causal=True,
+                disable_split_kv=metadata.whole,
                 **shared,
             )
         else:

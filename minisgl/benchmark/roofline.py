@@ -22,7 +22,7 @@ from minisgl.benchmark.traffic import (
 from minisgl.benchmark.workload import UNTIMED, Workload
 
 PROFILED = 48
-"""Tokens of an answer while the profiler watches; it keeps every kernel."""
+"""Tokens of an answer while operators of a CPU are watched: they are many."""
 
 KINDS = {
     "attention": (
@@ -56,7 +56,7 @@ def kind_of(name: str) -> str:
 def measure_roofline(
     subject: Subject, work: Workload, rounds: int, say: Callable[[str], None]
 ) -> Report:
-    """One engine, the workload timed, and a shorter one profiled."""
+    """One engine, the workload timed, and then watched by the profiler."""
     with subject.engine() as llm:
         rates = measure_rates(llm.engine.device, llm.engine.dtype)
         llm.warm_up(work)
@@ -70,7 +70,7 @@ def measure_roofline(
             say(f"round {number + 1}: {run.seconds:.2f} s")
         tokens = sum(r.output for r in requests)
         rows = _roof_rows(least, rates, tokens, min(seconds))
-        rows += _time_rows(llm, work)
+        rows += _time_rows(llm, work, min(seconds))
         setup = machine(llm.engine.device) | {
             "dtype": str(llm.engine.dtype).removeprefix("torch."),
             "copy GB/s": round(rates.copy / 1e9),
@@ -107,25 +107,33 @@ def _roof_rows(
     return rows
 
 
-def _time_rows(llm: TimedLLM, work: Workload) -> list[dict[str, Value]]:
-    """Where the device's time goes while all requests decode.
+def _time_rows(
+    llm: TimedLLM, work: Workload, quickest: float
+) -> list[dict[str, Value]]:
+    """Where the device's time goes, with prompts that nobody has seen.
 
-    Their prompts have been answered with a token before, so that what the
-    profile sees of them is the prefix cache. It slows the host down: how long
-    the same takes without it is measured first, and what of that no kernel
-    needs is idle.
+    Being watched slows the host down, and not the device. So it is idle for as
+    long as the same takes unwatched, less what kernels need.
+
+    quickest: seconds of the workload. A CPU gets shorter answers, timed here.
     """
     on_gpu = llm.engine.device.type == "cuda"
     kind = ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU
-    fresh = work.draw(llm.engine.sampler.vocab_size, UNTIMED + 1)
-    llm.run([replace(r, output=1) for r in fresh], work.temperature)
-    short = [replace(r, output=min(r.output, PROFILED)) for r in fresh]
-    seconds = llm.run(short, work.temperature).seconds
-    with profile(activities=[kind]) as watched:
-        llm.run(short, work.temperature)
+    longest, seconds = (work.longest if on_gpu else PROFILED), quickest
+    timed, watched = (
+        [
+            replace(r, output=min(r.output, longest))
+            for r in work.draw(llm.engine.sampler.vocab_size, UNTIMED + more)
+        ]
+        for more in (1, 2)
+    )
+    if not on_gpu:
+        seconds = llm.run(timed, work.temperature).seconds
+    with profile(activities=[kind]) as seen:
+        llm.run(watched, work.temperature)
     spans = [
         (event.name, event.time_range.start, event.time_range.end)
-        for event in watched.events()
+        for event in seen.events()
         if on_gpu == (event.device_type.name == "CUDA")
         and (on_gpu or event.cpu_parent is None)
     ]

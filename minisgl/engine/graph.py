@@ -13,6 +13,7 @@ from rich.progress import Progress
 from minisgl.attention import BaseAttnBackend
 from minisgl.core import Batch, Req, SamplingParams, get_global_ctx
 from minisgl.engine.config import EngineConfig
+from minisgl.engine.prefill_graph import PrefillGraphs
 from minisgl.models import BaseLLMModel
 from minisgl.utils import init_logger, nvtx_annotate
 from minisgl.utils.device import Stream
@@ -170,6 +171,7 @@ class GraphRunner:
         self.dummy_req = dummy_req
         self._ctx = get_global_ctx()
         self.graph_map: dict[int, RecordedRun] = {}
+        self.prefill_graphs: PrefillGraphs | None = None
         sizes = _determine_cuda_graph_bs(cuda_graph_bs, cuda_graph_max_bs)
         self.graph_bs_list = _fitting(sizes, vocab_size, free_memory)
         if self.graph_bs_list:
@@ -200,11 +202,20 @@ class GraphRunner:
             ):
                 self.graph_map[bs] = recordings()
                 self._capture(bs, model)
+        self.prefill_graphs = PrefillGraphs(
+            self.attn_backend,
+            model,
+            max_seq_len,
+            self.dummy_req,
+            self.buffer.logits,
+            recordings,
+        )
         # Others may have given memory back meanwhile.
         used = max(0, before - get_free_memory(self.device))
         logger.info(
             f"recorded steps of {len(self.graph_map)} sizes, up to {largest} "
-            "requests" + (f", in {mem_GB(used)} of the GPU" if used else "")
+            f"requests, and prompts of {len(self.prefill_graphs)} sizes"
+            + (f", in {mem_GB(used)} of the GPU" if used else "")
         )
 
     @torch.inference_mode()
@@ -232,8 +243,14 @@ class GraphRunner:
         self.graph_map[bs].capture(run)
 
     def can_use_cuda_graph(self, batch: Batch) -> bool:
-        """Whether there is a recording that is large enough."""
-        return batch.is_decode and batch.size <= self.max_graph_bs
+        """Whether there is a recording that is large enough.
+
+        Of prefill batches it is those that `pad_batch` has filled up.
+        """
+        if batch.is_prefill:
+            graphs = self.prefill_graphs
+            return graphs is not None and graphs.has_padded(batch)
+        return batch.size <= self.max_graph_bs
 
     @nvtx_annotate("GraphReplay")
     def replay(self, batch: Batch) -> torch.Tensor:
@@ -241,6 +258,9 @@ class GraphRunner:
 
         They are overwritten by the next replay.
         """
+        if batch.is_prefill:
+            assert self.prefill_graphs is not None
+            return self.prefill_graphs.replay(batch)
         self.buffer.copy_from(batch)
         self.attn_backend.prepare_for_replay(batch)
         self.graph_map[batch.padded_size].replay()
@@ -248,7 +268,10 @@ class GraphRunner:
 
     def pad_batch(self, batch: Batch) -> None:
         """Fill up to the next size with the dummy; before tensors are made."""
-        if self.can_use_cuda_graph(batch):
+        if batch.is_prefill:
+            if self.prefill_graphs is not None:
+                self.prefill_graphs.pad(batch)
+        elif self.can_use_cuda_graph(batch):
             size = min(bs for bs in self.graph_bs_list if bs >= batch.size)
             dummies = [self.dummy_req] * (size - batch.size)
             batch.padded_reqs = batch.reqs + dummies
@@ -256,4 +279,5 @@ class GraphRunner:
     def destroy_cuda_graphs(self) -> None:
         """Give back their memory; batches run without them from here on."""
         self.graph_map.clear()
+        self.prefill_graphs = None
         gc.collect()

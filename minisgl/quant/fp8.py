@@ -6,6 +6,8 @@ and 3 of mantissa, numbers up to 448, no infinity.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 
 from minisgl.kernel.fused import runs_triton
@@ -13,6 +15,9 @@ from minisgl.quant.base import QuantMethod
 from minisgl.utils.arch import is_sm90_supported
 
 LARGEST = 448.0
+FEW_ROWS = 64
+"""Rows up to which our own product in float8 is quicker than torch's."""
+_OUTS, _DEPTH, _STAGES = 64, 256, 6
 
 
 class Fp8Method(QuantMethod):
@@ -54,6 +59,9 @@ def scaled_product(
     weight: float8 [out, in]. scale: float32 [out, 1].
     """
     rows, row_scale = quantize_rows(x)
+    few = 0 < len(x) <= FEW_ROWS and x.shape[1] % _DEPTH == 0
+    if few and runs_triton(x.device):
+        return _few_rows(rows, row_scale, weight, scale, x.dtype)
     out: torch.Tensor = torch._scaled_mm(
         rows,
         weight.t(),
@@ -63,6 +71,53 @@ def scaled_product(
         use_fast_accum=True,
     )
     return out
+
+
+def _few_rows(
+    rows: torch.Tensor,
+    row_scale: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """The product, without what torch's leaves unused of a GPU.
+
+    A program reads several pieces of its weights ahead, as large ones as there
+    is shared memory for: with little to multiply, waiting for memory is all
+    that takes time.
+    """
+    import triton
+
+    from minisgl.kernel.triton.fp8_linear import fp8_linear_kernel
+
+    (count, width), outs = rows.shape, len(weight)
+    out = torch.empty(count, outs, dtype=dtype, device=rows.device)
+    programs, block = triton.cdiv(outs, _OUTS), triton.next_power_of_2(count)
+    block = max(16, block)
+    wide = _is_alone(rows.device, programs, _STAGES * (_OUTS + block) * _DEPTH)
+    fp8_linear_kernel[programs,](
+        *(rows, row_scale, weight, scale, out, count, outs, width),
+        ROWS=block,
+        OUTS=_OUTS,
+        DEPTH=_DEPTH if wide else _DEPTH // 2,
+        num_warps=4,
+        num_stages=_STAGES,
+    )
+    return out
+
+
+@cache
+def _is_alone(device: torch.device, programs: int, size: int) -> bool:
+    """Whether each program may fill `size` bytes of a multiprocessor's memory.
+
+    With more programs than multiprocessors they have to share them.
+    """
+    if device.type != "cuda":
+        return True
+    found = torch.cuda.get_device_properties(device)
+    # The system keeps a KiB of it for each block.
+    fits = size <= found.shared_memory_per_multiprocessor - 1024
+    return fits and programs <= found.multi_processor_count
 
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -44,6 +44,10 @@ class _Paged:
         self._int_workspace_buffer = torch.zeros(
             8 << 20, dtype=torch.uint8, device=self.device
         )
+        # Used memory, as the library may get it.
+        self._pin_memory_int_workspace_buffer = torch.full(
+            (64,), 255, dtype=torch.uint8
+        )
         self._use_cuda_graph = buffers is not None
         if buffers is not None:
             if any(not torch.is_tensor(buffer) for buffer in buffers):
@@ -96,6 +100,12 @@ class _Paged:
         self._dtypes = (q, q if kv is None else kv)
         self._plan_number = next(_plans)
         self._mark().fill_(self._plan_number)
+
+    def _check_idle_blocks(self, disable_split_kv):
+        """Recorded, blocks that a plan leaves out do what stands in its tail."""
+        if self._use_cuda_graph and disable_split_kv:
+            used = self._pin_memory_int_workspace_buffer.any()
+            check(not used, "blocks without work would compute anything")
 
     def _copy_into_buffers(self, indptr, indices, last_page_len, batch_size):
         if batch_size != self._fixed_batch_size:
@@ -171,8 +181,19 @@ class BatchPrefillWithPagedKVCacheWrapper(_Paged):
         jit_args=None,
         jit_kwargs=None,
     ):
-        check(not use_cuda_graph, "this stand-in prefills without graphs")
-        self._setup(float_workspace_buffer, kv_layout, None)
+        buffers = (
+            paged_kv_indptr_buf,
+            paged_kv_indices_buf,
+            paged_kv_last_page_len_buf,
+        )
+        self._setup(
+            float_workspace_buffer,
+            kv_layout,
+            buffers if use_cuda_graph else None,
+        )
+        if use_cuda_graph and not torch.is_tensor(qo_indptr_buf):
+            raise ValueError("qo_indptr_buf should be a torch.Tensor")
+        self._qo_indptr, self._most_rows = qo_indptr_buf, None
 
     def plan(
         self,
@@ -226,7 +247,16 @@ class BatchPrefillWithPagedKVCacheWrapper(_Paged):
             q_data_type,
             kv_data_type,
         )
-        self._qo_indptr, self._causal = qo_indptr.to(self.device), causal
+        self._check_idle_blocks(disable_split_kv)
+        self._causal = causal
+        if not self._use_cuda_graph:
+            self._qo_indptr = qo_indptr.to(self.device)
+            return
+        rows = int(qo_indptr[-1])
+        self._most_rows = self._most_rows or rows
+        if rows > self._most_rows:
+            raise ValueError("more rows than in the first plan")
+        self._qo_indptr.copy_(qo_indptr)
 
     def run(
         self,
@@ -307,6 +337,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_Paged):
         disable_split_kv=False,
         q_len_per_req=1,
     ):
+        self._check_idle_blocks(disable_split_kv)
         group = num_qo_heads // num_kv_heads
         check(
             self._use_tensor_cores or group in DECODE_GROUPS,

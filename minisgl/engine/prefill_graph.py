@@ -1,0 +1,130 @@
+"""Short prefill batches as recordings, too: what arrives holds nobody up long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from minisgl.attention import BaseAttnBackend
+from minisgl.attention.recorded_prefill import RecordsPrefill
+from minisgl.core import Batch, Req, SamplingParams, get_global_ctx
+from minisgl.models import BaseLLMModel
+from minisgl.utils.recorded import RecordedRun
+
+SIZES = (64, 128, 192, 256, 320, 384, 512, 640, 768, 896, 1024)
+"""New tokens of the recorded batches. With more, a launch costs the device more
+than the host."""
+
+REQUESTS = 4
+"""Requests of such a batch, at most; fewer if no decode batch has as many."""
+
+
+def make_filler(dummy: Req, tokens: int) -> Req:
+    """A dummy that computes so many tokens; with 0 it has one, known already."""
+    filler = Req(
+        input_ids=torch.zeros(max(tokens, 1), dtype=torch.int32),
+        table_idx=dummy.table_idx,
+        cached_len=0,
+        output_len=1,
+        uid=dummy.uid,
+        sampling_params=SamplingParams(max_tokens=1),
+        cache_handle=dummy.cache_handle,
+    )
+    filler.cached_len = filler.device_len - tokens
+    return filler
+
+
+class PrefillGraphs:
+    """Runs prefill batches of a few requests by recordings, padded to a size.
+
+    A batch is filled up with dummies: one takes the tokens that are left to the
+    size, and others have none. Their row and its page are nobody else's.
+
+    max_seq_len: tokens of the longest request, and of a row of dummies.
+    logits: [n, vocab] in the dtype of the model, at least a row a request; every
+        replay overwrites them.
+    recordings: makes an empty one.
+    """
+
+    def __init__(
+        self,
+        backend: BaseAttnBackend,
+        model: BaseLLMModel,
+        max_seq_len: int,
+        dummy_req: Req,
+        logits: torch.Tensor,
+        recordings: Callable[[], RecordedRun],
+    ) -> None:
+        self._backend = backend
+        self._dummy = dummy_req
+        self._requests = min(REQUESTS, len(logits))
+        self._logits = logits[: self._requests]
+        self._ctx = get_global_ctx()
+        self._runs: dict[int, RecordedRun] = {}
+        if not isinstance(backend, RecordsPrefill):
+            return
+        sizes = [size for size in SIZES if size <= max_seq_len]
+        sizes = backend.init_prefill_graphs(
+            max_seq_len, self._requests + 1, sizes
+        )
+        if not sizes:
+            return
+        row = self._ctx.page_table[dummy_req.table_idx]
+        self._ids, self._positions, self._out_loc = torch.zeros(
+            3, sizes[-1], dtype=torch.int32, device=row.device
+        )
+        self._out_loc.fill_(row[0])
+        # Largest first: the memory it needs is enough for all others.
+        for size in sizes[::-1]:
+            self._runs[size] = recordings()
+            self._capture(size, model)
+
+    def __len__(self) -> int:
+        """Recordings that there are."""
+        return len(self._runs)
+
+    def _capture(self, size: int, model: BaseLLMModel) -> None:
+        idle = make_filler(self._dummy, 0)
+        batch = Batch([idle] * self._requests, "prefill")
+        batch.padded_reqs = [*batch.reqs, make_filler(self._dummy, size)]
+        batch.input_ids = self._ids[:size]
+        batch.positions = self._positions[:size]
+        batch.out_loc = self._out_loc[:size]
+        self._backend.prepare_for_capture(batch)
+
+        @torch.inference_mode()
+        def run() -> None:
+            with self._ctx.forward_batch(batch):
+                self._logits.copy_(model.forward())
+
+        self._runs[size].capture(run)
+
+    def pad(self, batch: Batch) -> None:
+        """Fill up to the next size, if there is a recording of it."""
+        tokens = sum(req.extend_len for req in batch.reqs)
+        size = min((n for n in self._runs if n >= tokens), default=0)
+        if batch.size > self._requests or size == 0:
+            return
+        idle = make_filler(self._dummy, 0)
+        rest = [idle] * (self._requests - batch.size)
+        rest.append(make_filler(self._dummy, size - tokens))
+        batch.padded_reqs = batch.reqs + rest
+
+    def has_padded(self, batch: Batch) -> bool:
+        """Whether a batch is filled up, and so to be replayed."""
+        return batch.padded_reqs[-1].table_idx == self._dummy.table_idx
+
+    def replay(self, batch: Batch) -> torch.Tensor:
+        """Run a padded batch: logits [requests, vocab]."""
+        size = len(batch.input_ids)
+        self._ids[:size] = batch.input_ids
+        self._positions[:size] = batch.positions
+        self._out_loc[:size] = batch.out_loc
+        self._backend.prepare_for_replay(batch)
+        # A recording does not wait, layer by layer, for keys that a lower tier
+        # of the pool still sends.
+        for layer in range(self._ctx.kv_cache.num_layers):
+            self._ctx.kv_cache.k_cache(layer)
+        self._runs[size].replay()
+        return self._logits[: batch.size]
