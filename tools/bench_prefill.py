@@ -22,6 +22,7 @@ import typer
 from minisgl.benchmark.report import machine
 from minisgl.benchmark.subject import Subject, TimedLLM, open_subject
 from minisgl.benchmark.workload import Request
+from minisgl.engine import prefill_graph
 
 LENGTHS = (60, 120, 250, 500, 1000, 1500)
 TIMES = 9
@@ -42,7 +43,7 @@ def milliseconds(llm: TimedLLM, length: int, count: int, seed: int) -> float:
 
 def measure(subject: Subject, recorded: bool) -> dict[tuple[int, int], float]:
     """By length and number of prompts."""
-    sizes = {} if recorded else {"SIZES": ()}
+    sizes = {"SIZES": prefill_graph.SIZES if recorded else ()}
     with (
         patch.multiple("minisgl.engine.prefill_graph", **sizes),
         subject.engine() as llm,

@@ -16,10 +16,6 @@ if TYPE_CHECKING:
 _TILE = 128
 """The most rows of queries, a kv head, that a block takes."""
 
-_BLOCKS = 2 * 256
-"""Blocks among which FlashInfer shares sequences: two a multiprocessor, and no
-GPU has more of these."""
-
 ENOUGH_TOKENS = 512
 """New tokens from which on there are blocks enough without sharing sequences.
 To merge what was shared takes longer, the more there are."""
@@ -61,15 +57,24 @@ class PrefillWrappers:
         self._wrappers: dict[int, BatchPrefillWithPagedKVCacheWrapper] = {}
 
     def fitting(self, sizes: Sequence[int]) -> list[int]:
-        """The sizes whose partial results the workspace has room for."""
-        return [n for n in sizes if self._partials(n) <= len(self._buffers[0])]
+        """The sizes whose partial results there is room for."""
+        room = len(self._buffers[0])
+        return [
+            size
+            for size in sizes
+            if size >= ENOUGH_TOKENS or self._partials(size) <= room
+        ]
 
     def _partials(self, tokens: int) -> int:
-        """Bytes of float32 values and sums of each block that there may be."""
+        """Bytes of float32 values and sums of each block that there may be.
+
+        Two blocks a multiprocessor share the work, or as many as have rows.
+        """
         qo_heads, kv_heads, head_dim = self._heads
         rows = tokens * (qo_heads // kv_heads)
         blocks = max(
-            _BLOCKS // kv_heads, div_ceil(rows, _TILE) + self._requests - 1
+            2 * _multiprocessors(self._buffers[0].device) // kv_heads,
+            div_ceil(rows, _TILE) + self._requests - 1,
         )
         return 4 * qo_heads * blocks * _TILE * (head_dim + 1)
 
@@ -93,3 +98,10 @@ class PrefillWrappers:
 
     def __getitem__(self, tokens: int) -> BatchPrefillWithPagedKVCacheWrapper:
         return self._wrappers[tokens]
+
+
+def _multiprocessors(device: torch.device) -> int:
+    """Of a GPU; where there is none, those of an H200."""
+    if device.type != "cuda":
+        return 132
+    return torch.cuda.get_device_properties(device).multi_processor_count

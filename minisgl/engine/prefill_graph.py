@@ -13,8 +13,8 @@ from minisgl.models import BaseLLMModel
 from minisgl.utils.recorded import RecordedRun
 
 SIZES = (64, 128, 192, 256, 320, 384, 512, 640, 768, 896, 1024)
-"""New tokens of the recorded batches. With more, a launch costs the device more
-than the host."""
+"""New tokens of the recorded batches. With many more, launching them takes the
+host no longer than computing them takes the device."""
 
 REQUESTS = 4
 """Requests of such a batch, at most; fewer if no decode batch has as many."""
