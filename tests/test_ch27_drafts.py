@@ -152,6 +152,15 @@ def test_rows_that_are_not_numbers_stay_so():
     assert found[1].tolist() == [0, 1, 0, 0]
 
 
+def test_where_rounding_leaves_nothing_to_draw_the_model_draws():
+    q = torch.tensor([[0.5, 0.5]])
+    p = q.clone()
+    p[0, 0] = torch.nextafter(q[0, 0], torch.tensor(0.0))
+    almost_one = torch.nextafter(torch.tensor([1.0]), torch.tensor([0.0]))
+    found = judge(p, q, torch.tensor([0]), almost_one)
+    assert torch.equal(found, p)
+
+
 WAYS = [
     {"temperature": 0.7},
     {"temperature": 1.3, "top_k": 5},

@@ -36,8 +36,9 @@ def test_host_pages_are_taken_from_the_bottom():
     assert pages.num_free == 5
     assert pages.allocate(4).tolist() == [1, 2, 5, 6]
     assert (pages.num_free, pages.num_pages) == (1, 8)
-    with pytest.raises(AssertionError, match="more pages"):
+    with pytest.raises(AssertionError):
         pages.allocate(2)
+    assert pages.num_free == 1
     pages.free(first[1:])
     with pytest.raises(AssertionError, match="given back twice"):
         pages.free(first[1:])

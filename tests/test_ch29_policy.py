@@ -222,6 +222,15 @@ class TestPolicies:
         # Now two know it, and the one with less to do gets it.
         assert policy.choose(prompt, {"a": 2, "b": 1, "c": 1}) == "b"
 
+    def test_of_equals_the_first_is_chosen_in_every_process(self):
+        names = [f"replica {number}" for number in range(30)]
+        policy = PrefixPolicy(Random(0))
+        for name in names:
+            policy.join(name, 1000)
+            policy.choose([1, 2, 3], {name: 0})
+        for order in (names, names[::-1]):
+            assert policy.choose([1, 2, 3], dict.fromkeys(order, 1)) == order[0]
+
     def test_who_may_not_be_chosen_is_not(self):
         policy, prompt = self.prefix(), list(range(1, 41))
         assert policy.choose(prompt, {"a": 0}) == "a"

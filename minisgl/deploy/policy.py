@@ -77,6 +77,7 @@ class PrefixPolicy(Policy):
     that have to be computed there, and `wait` for each request that it has
     already. To put both into one number is the idea of Preble (Srivatsa et al.,
     2024, arXiv:2407.00023) and Mooncake (Qin et al., 2024, arXiv:2407.00079).
+    Of equals the first is chosen, in the order of `loads`.
 
     wait: with 0 prefixes alone decide, with a large number loads alone.
     """
@@ -93,7 +94,9 @@ class PrefixPolicy(Policy):
         self._index.leave(name)
 
     def choose(self, blocks: Blocks, loads: Mapping[str, int]) -> str:
-        candidates = [n for n in self._index.longest(blocks) if n in loads]
+        known = self._index.longest(blocks)
+        # Not in the set's order, which is another one in every process.
+        candidates = [n for n in loads if n in known]
         candidates.append(self.least_loaded(loads))
 
         def cost(name: str) -> float:

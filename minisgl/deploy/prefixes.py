@@ -39,7 +39,7 @@ class PrefixLRU:
         return len(blocks)
 
     def add(self, blocks: Blocks) -> tuple[list[int], list[int]]:
-        """Use a prefix now; what has come in and what had to go."""
+        """Use a prefix now, its end first; what came in, and what had to go."""
         new: list[int] = []
         # The last one first, so that it is the oldest of them.
         for block in reversed(blocks[: self._capacity]):

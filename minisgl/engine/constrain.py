@@ -199,7 +199,7 @@ def mask_logits(logits: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
 
     masks: int32 [n, words], on the same device; bit b of word w is token
     32 * w + b. Where bans have left none of the allowed tokens, all of them are
-    equally likely: the form goes before a ban.
+    equally likely: the form goes before a ban. NaN stays, so that its row fails.
     """
     bits = torch.arange(32, dtype=torch.int32, device=logits.device)
     allowed = (masks.unsqueeze(-1) >> bits) & 1

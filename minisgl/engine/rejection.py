@@ -84,7 +84,7 @@ def judge(
     """What to draw from in the place of n drafts: float32 [n, vocab], any scale.
 
     Of a draft that is kept nothing but itself, of another what is wanted more
-    often than it was guessed.
+    often than it was guessed; where rounding has left nothing of that, p.
 
     wanted, guessed: float32 [n, vocab], the model's distribution p, and q, from
         which the drafts were drawn. A row of p may be NaN, and stays so.

@@ -19,10 +19,11 @@ class HostPages:
         self._free = np.ones(num_pages, dtype=np.bool_)
 
     def allocate(self, count: int) -> torch.Tensor:
-        """The lowest free pages, int64 [count], rising; look at `num_free` first.
+        """The lowest free pages, int64 [count], rising.
 
         So pages that are taken together mostly follow one another, and a run of
-        pages is copied at once.
+        pages is copied at once. Asserts that there are so many; look at `num_free`
+        first.
         """
         taken = np.flatnonzero(self._free)[:count]
         assert len(taken) == count, "more pages asked for than are free"

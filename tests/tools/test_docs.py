@@ -135,6 +135,24 @@ def test_tree_marks_what_the_chapter_did(root):
     assert "radix" not in body and "changed" not in body
 
 
+def test_folders_that_the_chapter_leaves_alone_are_a_line(root):
+    edit(root, "stages/ch02-radix/stage.toml", "[check]",
+         'early = { "new/deep/log.py" = "ch03" }\n[check]')  # fmt: skip
+    edit(root, "stages/ch01-core/stage.toml", '"core.py",',
+         '"core.py", "old/a.py", "old/deep/b.py", "new/c/d.py",')  # fmt: skip
+    for name in ("new/deep/log", "old/a", "old/deep/b", "new/c/d"):
+        write(root, f"minisgl/{name}.py", "")
+    (body,) = blocks(root, "tree")
+    rows = [row.rstrip() for row in body.split("\n") if "radix" not in row]
+    assert rows[5:-1] == [
+        "  new/",
+        "    c/         1 file",
+        "    deep/",
+        "      log.py   early, see ch03",
+        "  old/         2 files",
+    ]
+
+
 def test_diff(root):
     (body,) = blocks(root, "diff: core.py")
     lines = body.split("\n")

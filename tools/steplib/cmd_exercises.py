@@ -126,7 +126,7 @@ def _tell(item: Item, dest: Path, branch: str, lang: str) -> None:
         for name in names:
             line = extract_source(text, name)[0]
             typer.echo(f"write     {name} in {path}:{line}")
-    for path in [*item.tests(), *item.chapter.tests][:1]:
+    for path in item.tests() or item.chapter.tests:
         typer.echo(f"test      {path}")
     typer.echo(f"then      cd {shown(dest)} && {STEPS} grade")
 

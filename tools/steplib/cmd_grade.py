@@ -47,9 +47,9 @@ def grade(
     for text in verdict.unwritten():
         typer.echo(f"  still to write: {text}")
     typer.secho(f"RED: {item.id} is not done yet", fg="red", bold=True)
-    stuck = (
-        f"stuck? {STEPS} hint {item.id}" if item.exercise else "stuck? read on"
-    )
+    stuck = f"stuck? {STEPS} hint {item.id}"
+    if item.exercise is None:
+        stuck = f"what to write is in docs/en/{item.chapter.name}.md"
     typer.echo(f"next: edit, then {STEPS} grade {item.id} ({stuck})")
     raise typer.Exit(1)
 

@@ -141,7 +141,10 @@ def _tree(book: Book, page: Page, argument: str) -> str:
 
 
 def tree_lines(chapter: Chapter, tree: dict[str, Path]) -> list[str]:
-    """The package as indented lines, new, changed and early files marked."""
+    """The package as indented lines, new, changed and early files marked.
+
+    A folder without any of them is a line with the number of its files.
+    """
     marks = dict.fromkeys(chapter.add, "new") | dict.fromkeys(
         chapter.change, "changed"
     )
@@ -151,14 +154,22 @@ def tree_lines(chapter: Chapter, tree: dict[str, Path]) -> list[str]:
     order = sorted(
         tree, key=lambda p: [(1, x) for x in p.split("/")[:-1]] + [(0, p)]
     )
-    rows, folders = [(f"{PACKAGE}/", "")], list[str]()
+    rows, above = [(f"{PACKAGE}/", "")], ""
     for path in order:
         *parents, name = path.split("/")
-        for depth, folder in enumerate(parents):
-            if parents[: depth + 1] != folders[: depth + 1]:
-                rows.append(("  " * (depth + 1) + f"{folder}/", ""))
-        folders = parents
-        rows.append(("  " * (len(parents) + 1) + name, marks.get(path, "")))
+        for depth in range(1, len(parents) + 1):
+            folder = "/".join(parents[:depth]) + "/"
+            inside = [p for p in tree if p.startswith(folder)]
+            folded = marks.keys().isdisjoint(inside)
+            if not above.startswith(folder):
+                size = f"{len(inside)} file{'s' * (len(inside) > 1)}"
+                line = "  " * depth + f"{parents[depth - 1]}/"
+                rows.append((line, size if folded else ""))
+            if folded:
+                break
+        else:
+            rows.append(("  " * (len(parents) + 1) + name, marks.get(path, "")))
+        above = path
     width = max(len(name) for name, _ in rows) + 2
     return [f"{name:{width}}{mark}".rstrip() for name, mark in rows]
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from minisgl.kvcache import hiradix_cache
 from minisgl.kvcache.selective import SelectivePrefixCache
 from tests.tiers import Shelf, named, words
 
@@ -59,6 +60,20 @@ def test_a_split_forgets_no_use(shelf):
     shelf.match("abx")
     assert on_host(shelf) == ["ab"], "twice: with its end, and without"
     assert shelf.cache._count(named(shelf.cache, "cd")) == 1
+
+
+def test_a_node_that_was_evicted_in_part_is_counted_once_a_match(monkeypatch):
+    monkeypatch.setattr(hiradix_cache, "_AT_ONCE", 0)
+    shelf = make(4, 8)
+    shelf.put("abcd")
+    for _ in range(3):
+        shelf.match("abcd")
+    # One page after the other leaves the device: the node is split twice.
+    for letters in ("x", "yz"):
+        shelf.put(letters)
+    parts = [node for node in shelf.cache._nodes() if len(node.host)]
+    assert len(parts) > 1 and shelf.match("abcd")[1] == 4
+    assert {shelf.cache._count(node) for node in parts} == {4}
 
 
 def test_a_node_that_nobody_came_back_for_is_gone():

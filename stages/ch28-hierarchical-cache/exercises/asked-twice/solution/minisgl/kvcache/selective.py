@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
 import torch
 
 from minisgl.kvcache.base import MatchResult
@@ -23,7 +25,8 @@ class SelectivePrefixCache(HiRadixPrefixCache):
 
     def reset(self) -> None:
         super().reset()
-        self._uses: dict[RadixTreeNode, int] = {}
+        # Weak: a node that has left the tree needs no number.
+        self._uses: WeakKeyDictionary[RadixTreeNode, int] = WeakKeyDictionary()
 
     def match_prefix(self, input_ids: torch.Tensor) -> MatchResult:
         """As everywhere; all nodes of the match were used once more.
@@ -35,23 +38,24 @@ class SelectivePrefixCache(HiRadixPrefixCache):
         there, known = match.cuda_handle, match.host_handle
         assert isinstance(there, RadixCacheHandle)
         assert isinstance(known, RadixCacheHandle)
-        node = known.node
+        path, node = [], known.node
         while not node.is_root():
-            self._uses[node] = self._count(node) + 1
+            path.append(node)
             node = node.parent
+        for node in reversed(path):
+            self._uses[node] = self._count(node) + 1
         self._copy_path(there.node)
         return match
 
     def _count(self, node: RadixTreeNode) -> int:
         """How often a node was matched.
 
-        A match that ends inside a node splits it. The upper half is new, and was
-        matched as often as the lower one until now.
+        A node that was split has a new upper half. Until now that was matched as
+        often as the lower half, which may have been split again.
         """
         if node in self._uses:
             return self._uses[node]
-        below = node.children.values()
-        return max((self._uses.get(child, 0) for child in below), default=0)
+        return max(map(self._count, node.children.values()), default=0)
 
     def _give_host_pages(self, node: RadixTreeNode) -> bool:
         """As everywhere, for nodes that were matched `least` times."""
