@@ -135,6 +135,7 @@ REFUSED = [
     ("#/format", STRING | {"format": "colour"}),
     ("#/pattern", STRING | {"pattern": "(a"}),
     ("#/pattern", STRING | {"pattern": 'say "a"'}),
+    ("#/pattern", STRING | {"pattern": ["a"]}),
     ("#/pattern", STRING | {"pattern": "^[^é]$"}),
     ("#/uniqueItems", {"type": "array", "uniqueItems": True}),
     ("#/items", {"type": "array", "items": [WHOLE]}),
@@ -304,6 +305,13 @@ def test_expressions_that_cannot_say_where(pattern, at):
         check_regex(pattern)
     with pytest.raises(ValueError, match=r"^regex: "):
         SamplingParams(regex=pattern)
+
+
+def test_a_long_expression_is_refused_before_it_is_read():
+    begin = time.perf_counter()
+    with pytest.raises(ValueError, match="regex: longer than 4096"):
+        SamplingParams(regex="(?:" * 90 + "a" * 60_000 + ")" * 90)
+    assert time.perf_counter() - begin < 1.0
 
 
 def test_only_one_form_and_none_that_is_empty():

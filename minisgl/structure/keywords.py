@@ -49,9 +49,11 @@ def check_string(schema: Mapping[str, Any], at: str) -> None:
     if lone and beside:
         raise bad(f"{at}/{beside[0]}", f"not supported beside {lone[0]}")
     if "pattern" in schema:
+        if not isinstance(schema["pattern"], str):
+            raise bad(f"{at}/pattern", "must be a text")
         try:
             check_regex(schema["pattern"], in_json=True)
-        except (TypeError, ValueError) as error:
+        except ValueError as error:
             raise bad(f"{at}/pattern", str(error)) from None
     if schema.get("format", "date") not in (*_DATES, *_NAMES):
         known = ", ".join((*_DATES, *_NAMES))

@@ -33,8 +33,8 @@ MOST_TEXT = 2**16
 
 _DEEPEST = 128
 _MOST_PROPERTIES, _MOST_COUNTED = 512, 32
-"""Of an object, and of one that counts them. Beyond, its grammar takes seconds
-to compile, for which the forms of others would have to wait."""
+"""Of an object, and of one that counts them. Beyond, the time to compile grows
+much faster than their number, and the forms of others wait for that long."""
 
 _MOST_STEPS = 2**16
 """To tell the branches of all `oneOf` apart, at the door where others wait."""
