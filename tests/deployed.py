@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest import mock
 
 import aiohttp
 
@@ -178,19 +179,21 @@ def routed(urls: dict[str, str], policy: Any) -> Iterator[str]:
 
     import uvicorn
 
+    from minisgl.deploy import fleet as fleets
     from minisgl.deploy.fleet import Beat, Fleet
     from minisgl.deploy.forward import Forwarder
     from minisgl.deploy.router import create_router
     from minisgl.server.listener import base_url, listen
 
-    fleet = Fleet(policy, lease=600.0)
-    app = create_router(fleet, Forwarder(fleet))
+    fleet = Fleet(policy)
+    app = create_router(fleet, Forwarder(fleet), "")
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
     listener = listen("127.0.0.1", 0)
 
     async def serve() -> None:
-        for name, url in urls.items():
-            fleet.beat(Beat(name, url, 16_000))
+        with mock.patch.object(fleets, "LEASE", 600.0):
+            for name, url in urls.items():
+                fleet.beat(Beat(name, url, 16_000))
         await server.serve([listener])
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()))

@@ -10,11 +10,13 @@ import json
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest import mock
 
 import aiohttp
 import uvicorn
 from aiohttp import web
 
+from minisgl.deploy import fleet as fleets
 from minisgl.deploy.fleet import Beat, Fleet
 from minisgl.deploy.forward import Forwarder
 from minisgl.deploy.policy import LeastLoadedPolicy, Policy
@@ -96,8 +98,8 @@ class Fake:
 class Scene:
     """A router before `count` fakes; `url` is that of the router."""
 
-    def __init__(self, lease: float, policy: Policy) -> None:
-        self.fleet = Fleet(policy, lease)
+    def __init__(self, policy: Policy) -> None:
+        self.fleet = Fleet(policy)
         self.forwarder = Forwarder(self.fleet)
         self.fakes: list[Fake] = []
         self.url = ""
@@ -136,7 +138,7 @@ def play(
     """Run a scenario; it may take ten seconds."""
 
     async def run() -> None:
-        scene = Scene(lease, policy or LeastLoadedPolicy())
+        scene = Scene(policy or LeastLoadedPolicy())
         app = create_router(scene.fleet, scene.forwarder, root_path)
         config = uvicorn.Config(app, log_level="warning")
         server = uvicorn.Server(config)
@@ -155,4 +157,5 @@ def play(
                 await fake.stop()
             await serving
 
-    asyncio.run(run())
+    with mock.patch.object(fleets, "LEASE", lease):
+        asyncio.run(run())

@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 from functools import cache
 
 import pytest
@@ -10,10 +11,11 @@ import xgrammar as xgr
 from jsonschema import Draft202012Validator
 
 from minisgl.sampling_params import SamplingParams
+from minisgl.server.formats import close_objects
 from minisgl.structure.compile import json_grammar
 from minisgl.structure.regex import check_regex
-from minisgl.structure.schema import check_schema, close_objects
-from tools.structured_cases import CASES, obj
+from minisgl.structure.schema import check_schema
+from tools.structured_cases import CASES, many, obj
 
 END = 256
 STRING, WHOLE = {"type": "string"}, {"type": "integer"}
@@ -127,10 +129,13 @@ REFUSED = [
     ("#/multipleOf", {"type": "number", "multipleOf": 0.5}),
     ("#/minLength", STRING | {"minLength": -1}),
     ("#/minLength", STRING | {"minLength": 3, "maxLength": 2}),
+    ("#/minLength", STRING | {"minLength": None, "maxLength": 2}),
+    ("#/maxItems", {"type": "array", "maxItems": None}),
     ("#/maxLength", STRING | {"pattern": "a", "maxLength": 2}),
     ("#/format", STRING | {"format": "colour"}),
     ("#/pattern", STRING | {"pattern": "(a"}),
     ("#/pattern", STRING | {"pattern": 'say "a"'}),
+    ("#/pattern", STRING | {"pattern": ["a"]}),
     ("#/pattern", STRING | {"pattern": "^[^é]$"}),
     ("#/uniqueItems", {"type": "array", "uniqueItems": True}),
     ("#/items", {"type": "array", "items": [WHOLE]}),
@@ -185,6 +190,64 @@ def test_notes_and_neutral_values_pass():
         check_schema(deep)
 
 
+def nested(levels: int) -> list:
+    found: list = []
+    for _ in range(levels):
+        found = [found]
+    return found
+
+
+def pair(name: str) -> dict:
+    """An object with two of itself."""
+    return obj(x={"$ref": f"#/$defs/{name}"}, y={"$ref": f"#/$defs/{name}"})
+
+
+OPEN = {"type": "object", "properties": {f"p{i}": STRING for i in range(600)}}
+CHAIN = {str(i): many({"$ref": f"#/$defs/{i + 1}"}, 1) for i in range(500)}
+BACK = {"oneOf": [{"$ref": "#"}, obj(y=WHOLE)]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        # Two that go on for ever: twice as many to compare at every level.
+        (
+            {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]}
+            | {"$defs": {"a": pair("a"), "b": pair("b")}},
+            "#/oneOf: too much",
+        ),
+        ({"oneOf": [{"const": i} for i in range(2000)]}, "#/oneOf: too much"),
+        ({"enum": [nested(1500)]}, "#: deeper than"),
+        (WHOLE | {"x-note": nested(1500)}, "#: deeper than"),
+        (
+            {"$ref": "#/$defs/0", "$defs": CHAIN | {"500": WHOLE}},
+            "#: references lead too deep",
+        ),
+        (WHOLE | {"title": "t" * 70000}, "#: more than 65536"),
+        (OPEN, "#/properties: only 512"),
+        (
+            obj(**{f"p{i}": WHOLE for i in range(40)}) | {"maxProperties": 20},
+            "#/properties: only 32",
+        ),
+        # Compared before they are checked, these would be taken for good.
+        (obj(x=BACK, y=5), "#/properties/y: a schema"),
+        (obj(x=BACK, y=WHOLE) | {"required": [["y"]]}, "#/required/0"),
+    ],
+)
+def test_no_schema_keeps_the_door_busy_or_breaks_it(schema, said):
+    begin = time.perf_counter()
+    with pytest.raises(ValueError, match=f"^at {said}"):
+        check_schema(schema)
+    assert time.perf_counter() - begin < 3.0
+
+
+def test_many_schemas_can_be_told_apart():
+    kinds = [obj(kind={"const": f"k{i}"}, x=WHOLE) for i in range(100)]
+    check_schema({"oneOf": kinds})
+    values = [{"enum": [*range(i, i + 800)]} for i in (0, 800, 1600)]
+    check_schema({"oneOf": values})
+
+
 def test_strict_closes_what_is_open():
     inner = {"type": "object", "properties": {"properties": STRING}}
     schema = obj(a={"anyOf": [inner, {"type": "array"}]})
@@ -193,6 +256,9 @@ def test_strict_closes_what_is_open():
     assert branches[0] == inner | {"additionalProperties": False}
     assert branches[1] == {"type": "array"}
     assert "additionalProperties" not in inner
+    for unread in ({"$defs": [1]}, {"x-note": {"properties": 5}}):
+        check_schema(STRING | unread)
+        assert close_objects(STRING | unread)["type"] == "string"
     text = '{"a": {"properties": "", "b": 1}}'
     assert takes(compiled(schema), text) and not takes(compiled(closed), text)
 
@@ -239,6 +305,13 @@ def test_expressions_that_cannot_say_where(pattern, at):
         check_regex(pattern)
     with pytest.raises(ValueError, match=r"^regex: "):
         SamplingParams(regex=pattern)
+
+
+def test_a_long_expression_is_refused_before_it_is_read():
+    begin = time.perf_counter()
+    with pytest.raises(ValueError, match="regex: longer than 4096"):
+        SamplingParams(regex="(?:" * 90 + "a" * 60_000 + ")" * 90)
+    assert time.perf_counter() - begin < 1.0
 
 
 def test_only_one_form_and_none_that_is_empty():

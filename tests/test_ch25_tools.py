@@ -130,6 +130,10 @@ def test_bad_functions_are_named(server, stream):
     }
     schema = "tools[0].function.parameters"
     listed = {"name": "f", "parameters": {"type": "array"}}
+    called = {"name": "f", "parameters": {"anyOf": [CITY]}}
+    inner = {"type": "object", "properties": {}}
+    few = {"type": "object", "properties": {f"p{i}": inner for i in range(250)}}
+    grows = few | {"properties": {"a": few, "b": few, "c": few, "d": few}}
     for fields, param in (
         ({"tools": [{}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
@@ -144,6 +148,10 @@ def test_bad_functions_are_named(server, stream):
         ),
         ({"tools": TOOLS, "regex": "a"}, "regex"),
         ({"tools": TOOLS, "parallel_tool_calls": "no"}, "parallel_tool_calls"),
+        # What only the whole form shows.
+        ({"tools": [{"type": "function", "function": called}]}, "tools"),
+        ({"choice": ["a" * 40000, "b" * 40000]}, "choice"),
+        ({"response_format": format_of(grows, strict=True)}, "response_format"),
     ):
         error = refusal(server.chat("hi", stream=stream, **fields))
         assert error["param"] == param, (fields, error)

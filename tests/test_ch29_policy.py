@@ -83,6 +83,8 @@ class TestBlocks:
             b"\xff",
             b"[]",
             b"7",
+            b"[" * 50_000,
+            b'{"prompt": ' + b"[" * 5_000 + b"]" * 5_000 + b"}",
             body(prompt=None),
             body(prompt="short"),
         ],

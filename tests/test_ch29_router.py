@@ -136,6 +136,38 @@ def test_a_request_moves_on_if_its_replica_dies_before_the_first_token(stream):
     play(scenario)
 
 
+def test_a_request_does_not_take_all_replicas_along():
+    async def scenario(scene: Scene) -> None:
+        for fake in scene.fakes:
+            await fake.pieces.put(CUT)
+        status, _, content = await scene.post(prompt="x")
+        assert status == 503
+        assert b"is gone" in content
+        assert sum(len(fake.asked) for fake in scene.fakes) == 2
+        # Who could not be reached, or refused, has not died of it.
+        for fake in scene.fakes:
+            scene.fleet.beat(fake.beat())
+            fake.status = 503
+        status, _, content = await scene.post(prompt="x")
+        assert (status, b"try again" in content) == (503, True)
+        assert sum(len(fake.asked) for fake in scene.fakes) == 2 + 4
+
+    play(scenario, count=4)
+
+
+def test_a_client_that_goes_while_it_asks_is_no_fault():
+    async def scenario(scene: Scene) -> None:
+        async def receive() -> dict[str, str]:
+            return {"type": "http.disconnect"}
+
+        scope = {"type": "http", "method": "POST", "headers": []}
+        await scene.forwarder(scope, receive, receive)
+        assert scene.forwarder.active == 0
+        assert not any(fake.asked for fake in scene.fakes)
+
+    play(scenario)
+
+
 def test_an_answer_that_is_cut_short_is_begun_anew_if_nothing_was_shown():
     async def scenario(scene: Scene) -> None:
         asking = asyncio.create_task(scene.post(prompt="x"))

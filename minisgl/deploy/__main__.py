@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-from typing import Annotated, cast
+from dataclasses import replace
+from typing import Annotated
 
 import typer
 
 from minisgl.deploy.policy import POLICIES
 from minisgl.deploy.settings import DeployArgs
 from minisgl.server.args import parse_args
+from minisgl.server.command import _UsageError
 from minisgl.server.folders import resolve_model
 from minisgl.server.listener import listen
 
 PROGRAM = "python -m minisgl.deploy"
-# Typer exports only this one of the errors that a command line can have.
-_UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__bases__[0])
 _MISSING = (
     "{} is missing: pip install 'handwritten-minisgl[deploy]'; one server alone "
     "needs nothing more, python -m minisgl"
@@ -67,9 +67,7 @@ def deploy(
     if address is None:
         # Seen here, a mistake is one line and not one of each replica.
         listen(server.server_host, server.server_port).close()
-        args = DeployArgs(
-            resolve_model(server), replicas, policy, address, cpus, drain
-        )
+        args = replace(args, server=resolve_model(server))
         _prepare_own_ray()
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     try:

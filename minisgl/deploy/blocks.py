@@ -26,14 +26,14 @@ def prompt_blocks(body: bytes) -> list[int]:
     """
     try:
         fields = json.loads(body)
-    except ValueError:
+        if not isinstance(fields, dict):
+            return []
+        prompt = fields.get("messages", fields.get("prompt"))
+        if prompt is None:
+            return []
+        text = json.dumps(prompt, ensure_ascii=False, sort_keys=True)
+    except (ValueError, RecursionError):
         return []
-    if not isinstance(fields, dict):
-        return []
-    prompt = fields.get("messages", fields.get("prompt"))
-    if prompt is None:
-        return []
-    text = json.dumps(prompt, ensure_ascii=False, sort_keys=True)
     found: list[int] = []
     number = 0
     whole = len(text) - len(text) % BLOCK

@@ -60,8 +60,8 @@ class Replica:
 class Fleet:
     """All replicas; who joins and leaves follows from their beats alone."""
 
-    def __init__(self, policy: Policy, lease: float = LEASE) -> None:
-        self._policy, self._lease = policy, lease
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
         self.replicas: dict[str, Replica] = {}
 
     def beat(self, beat: Beat) -> int:
@@ -78,7 +78,7 @@ class Fleet:
             self._remove(replica)
         else:
             loop = asyncio.get_running_loop()
-            replica.lease = loop.call_later(self._lease, self._remove, replica)
+            replica.lease = loop.call_later(LEASE, self._remove, replica)
         return replica.in_flight
 
     def _remove(self, replica: Replica) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 import aiohttp
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from yarl import URL
@@ -25,15 +25,27 @@ T = TypeVar("T")
 _HOP = {"connection", "keep-alive", "te", "trailer", "transfer-encoding"}
 _HOP |= {"upgrade", "proxy-authenticate", "proxy-authorization"}
 _CONNECT = 5.0
+_UNREACHED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 # Seconds to keep an idle connection: less than uvicorn's 5, so that it is not
 # closed over there in the moment in which it is used again.
 _KEEP = 2.0
 _BUSY = "no replica can answer now; try again in a moment"
+_MOST_LOSSES = 2
+"""Replicas that one request can take along. Any may end while it answers, but
+what two have died of would be the end of all."""
+
 _LOST = "the replica that was answering is gone; ask again"
 
 
 class ReplicaLost(Exception):
-    """It did not answer, and nobody has seen anything of an answer."""
+    """It did not answer, and nobody has seen anything of an answer.
+
+    began: it may have read the request, so that it may have died of it.
+    """
+
+    def __init__(self, reason: str, began: bool) -> None:
+        super().__init__(reason)
+        self.began = began
 
 
 class Forwarder:
@@ -54,11 +66,11 @@ class Forwarder:
         self, scope: Scope, receive: Receive, send: Send
     ) -> None:
         request = Request(scope, receive)
-        body = await request.body()
         self.active += 1
         try:
+            body = await request.body()
             await unless_gone(receive, self._answer(request, body, send))
-        except ClientGone:
+        except (ClientDisconnect, ClientGone):
             pass
         finally:
             self.active -= 1
@@ -69,18 +81,23 @@ class Forwarder:
             await self._session.close()
 
     async def _answer(self, request: Request, body: bytes, send: Send) -> None:
-        blocks, tried = prompt_blocks(body), set[str]()
-        while (replica := self._fleet.pick(blocks, tried)) is not None:
+        blocks, tried, losses = prompt_blocks(body), set[str](), 0
+        while losses < _MOST_LOSSES:
+            replica = self._fleet.pick(blocks, tried)
+            if replica is None:
+                break
             tried.add(replica.beat.name)
             replica.in_flight += 1
             try:
                 return await self._ask(replica, request, body, send)
             except ReplicaLost as error:
                 replica.suspected = True
+                losses += error.began
                 logger.warning(f"replica {replica.beat.name} lost: {error}")
             finally:
                 replica.in_flight -= 1
-        refusal = ApiError(503, _BUSY).response({"retry-after": "2"})
+        why = _LOST if losses else _BUSY
+        refusal = ApiError(503, why).response({"retry-after": "2"})
         await refusal(request.scope, request.receive, send)
 
     async def _ask(
@@ -92,7 +109,7 @@ class Forwarder:
             upstream = await _unless(gone, opening)
             async with upstream:
                 if upstream.status == 503:
-                    raise ReplicaLost("it says 503")
+                    raise ReplicaLost("it says 503", began=False)
                 if upstream.content_type == "text/event-stream":
                     await _relay(upstream, gone, replica, send)
                 else:
@@ -101,7 +118,9 @@ class Forwarder:
                     answer.raw_headers = _headers(upstream, replica)
                     await answer(request.scope, request.receive, send)
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise ReplicaLost(f"{type(error).__name__}: {error}") from None
+            reason = f"{type(error).__name__}: {error}"
+            began = not isinstance(error, _UNREACHED)
+            raise ReplicaLost(reason, began) from None
         finally:
             gone.cancel()
 
@@ -170,7 +189,7 @@ async def _unless(gone: asyncio.Future[Any], work: Coroutine[Any, Any, T]) -> T:
         await asyncio.wait({doing, gone}, return_when="FIRST_COMPLETED")
         if doing.done():
             return doing.result()
-        raise ReplicaLost("it has said nothing for too long")
+        raise ReplicaLost("it has said nothing for too long", began=True)
     finally:
         doing.cancel()
 

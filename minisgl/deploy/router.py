@@ -22,7 +22,7 @@ _METRICS = "each replica has its own /metrics; their addresses are at /health"
 
 
 def create_router(
-    fleet: Fleet, forwarder: Forwarder, root_path: str = ""
+    fleet: Fleet, forwarder: Forwarder, root_path: str
 ) -> FastAPI:
     """An application that knows its replicas, and has them answer the rest.
 

@@ -79,7 +79,6 @@ def simulate(
     traffic: Traffic,
     machine: Machine,
     seconds: float,
-    seed: int = 0,
 ) -> Outcome:
     """Let conversations come for so long, and end them all.
 
@@ -95,7 +94,7 @@ def simulate(
     Event = tuple[float, int, Conversation, str | None]
     events: list[Event] = [
         (when, next(order), one, None)
-        for when, one in traffic.conversations(replicas, seconds, Random(seed))
+        for when, one in traffic.conversations(replicas, seconds, Random(0))
     ]
     heapq.heapify(events)
     while events:

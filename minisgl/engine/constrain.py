@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -209,7 +208,7 @@ def mask_logits(logits: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
     return torch.where(none & allowed, 0.0, kept)
 
 
-def _pack(bits: torch.Tensor) -> Any:
+def _pack(bits: torch.Tensor) -> torch.Tensor:
     """bool [32 * words] as int32 [words], the first bit the lowest."""
     weights = torch.ones((), dtype=torch.int64) << torch.arange(32)
     words = (bits.view(-1, 32).long() * weights).sum(-1)

@@ -14,10 +14,8 @@ from dataclasses import dataclass
 import torch
 
 from minisgl.core import SamplingParams
-from minisgl.engine.sample import LogitsEdit, pack
+from minisgl.engine.sample import LogitsEdit, _temperature, pack
 from minisgl.utils.device import to_device
-
-_COLDEST, _HOTTEST = 1e-6, 1e30
 
 
 @dataclass
@@ -43,7 +41,7 @@ class Limits:
         """Those of requests that are not greedy."""
         numbers = pack(
             [
-                [min(max(p.temperature, _COLDEST), _HOTTEST) for p in params],
+                [_temperature(p) for p in params],
                 [p.top_p for p in params],
                 [p.min_p for p in params],
                 [

@@ -56,8 +56,8 @@ class SpeculativeScheduler(StructuredScheduler):
     def _is_guessed_for(self, req: Req) -> bool:
         # What a form allows after a draft is not known before it is right.
         params = req.sampling_params
-        wanted = params.speculate and params.form is None
-        return wanted and self.drafter is not None
+        guesses = self.drafter is not None and params.speculate
+        return guesses and params.form is None
 
     def _prepare_batch(self, batch: Batch) -> ForwardInput:
         drafts = self._propose(batch.reqs) if batch.is_decode else {}

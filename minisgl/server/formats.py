@@ -12,14 +12,11 @@ from minisgl.structure.regex import check_regex
 from minisgl.structure.schema import (
     MOST_TEXT,
     check_schema,
-    close_objects,
 )
 
 
 def _schema(value: dict[str, Any]) -> dict[str, Any]:
     """A JSON schema that can be kept to."""
-    if len(json.dumps(value)) > MOST_TEXT:
-        raise ValueError(f"a schema has at most {MOST_TEXT} characters")
     check_schema(value)
     return value
 
@@ -35,6 +32,28 @@ Regex = Annotated[_Form, AfterValidator(_regex)]
 Choice = Annotated[list[_Form], Field(min_length=1, max_length=1000)]
 Grammar = _Form
 Name = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+
+
+def close_objects(schema: Any) -> Any:
+    """The schema with objects that have no other properties than they name.
+
+    Only where it leaves that open.
+    """
+    if isinstance(schema, list):
+        return [close_objects(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {}
+    for key, value in schema.items():
+        named = key in ("properties", "$defs", "definitions")
+        if named and isinstance(value, dict):
+            value = {k: close_objects(v) for k, v in value.items()}
+        elif key not in ("enum", "const", "default", "examples", "required"):
+            value = close_objects(value)
+        found[key] = value
+    if "properties" in found:
+        found.setdefault("additionalProperties", False)
+    return found
 
 
 def schema_text(schema: dict[str, Any], strict: bool | None) -> str:
@@ -114,4 +133,4 @@ PARAMS = {
 
 def field_at_fault(error: str) -> str | None:
     """The field that the engine's refusal names first, as clients know it."""
-    return PARAMS.get(error.partition(":")[0])
+    return PARAMS.get(error.partition(" ")[0].removesuffix(":"))

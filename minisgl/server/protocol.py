@@ -31,6 +31,7 @@ from minisgl.server.formats import (
     Grammar,
     Regex,
     ResponseFormat,
+    field_at_fault,
 )
 from minisgl.server.unsupported import (
     CHAT_ONLY,
@@ -156,7 +157,20 @@ class SamplingFields(Strict):
     def sampling_params(
         self, max_tokens: int, logprobs: int | None
     ) -> SamplingParams:
-        """How the engine is told; numbers beyond 32 bits mean the same there."""
+        """How the engine is told; numbers beyond 32 bits mean the same there.
+
+        Raises:
+            ApiError: 400, fields that are right each, and are not together.
+        """
+        try:
+            return self._sampling_params(max_tokens, logprobs)
+        except ValueError as error:
+            reason = str(error)
+            raise ApiError(400, reason, field_at_fault(reason)) from None
+
+    def _sampling_params(
+        self, max_tokens: int, logprobs: int | None
+    ) -> SamplingParams:
         form = self.response_format
         return SamplingParams(
             temperature=self.temperature,

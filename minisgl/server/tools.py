@@ -10,8 +10,8 @@ from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from minisgl.server.errors import ApiError
 from minisgl.server.fields import Strict, Text
-from minisgl.server.formats import Name, Schema
-from minisgl.structure.schema import MOST_TEXT, close_objects
+from minisgl.server.formats import Name, Schema, close_objects
+from minisgl.structure.schema import MOST_TEXT
 from minisgl.structure.tags import ToolGrammar
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from minisgl.structure.regex import check_regex
@@ -34,12 +34,12 @@ _NAMES = ("email", "hostname", "ipv4", "ipv6", "uri", "uuid")
 
 def check_counts(schema: Mapping[str, Any], at: str) -> None:
     for kind in _COUNTS:
-        low, high = schema.get(f"min{kind}", 0), schema.get(f"max{kind}")
-        for name, value in (("min", low), ("max", high)):
-            whole = type(value) is int and 0 <= value < 2**31
-            if value is not None and not whole:
-                raise bad(f"{at}/{name}{kind}", "must be an integer from 0 on")
-        if high is not None and low > high:
+        for name in (f"min{kind}", f"max{kind}"):
+            value = schema.get(name, 0)
+            if type(value) is not int or not 0 <= value < 2**31:
+                raise bad(f"{at}/{name}", "must be an integer from 0 on")
+        low, high = schema.get(f"min{kind}", 0), schema.get(f"max{kind}", 2**31)
+        if low > high:
             raise bad(f"{at}/min{kind}", f"is above max{kind}")
 
 
@@ -49,9 +49,11 @@ def check_string(schema: Mapping[str, Any], at: str) -> None:
     if lone and beside:
         raise bad(f"{at}/{beside[0]}", f"not supported beside {lone[0]}")
     if "pattern" in schema:
+        if not isinstance(schema["pattern"], str):
+            raise bad(f"{at}/pattern", "must be a text")
         try:
             check_regex(schema["pattern"], in_json=True)
-        except (TypeError, ValueError) as error:
+        except ValueError as error:
             raise bad(f"{at}/pattern", str(error)) from None
     if schema.get("format", "date") not in (*_DATES, *_NAMES):
         known = ", ".join((*_DATES, *_NAMES))
@@ -73,6 +75,17 @@ def check_range(
     low, high = schema.get("minimum"), schema.get("maximum")
     if low is not None and high is not None and low > high:
         raise bad(f"{at}/minimum", "is above maximum")
+
+
+def check_depth(value: Any, most: int) -> None:
+    """Whether functions that call themselves can walk through all of it."""
+    layer = [value]
+    for _ in range(most):
+        inner = [x for x in layer if isinstance(x, dict | list)]
+        parts = [x.values() if isinstance(x, dict) else x for x in inner]
+        layer = [item for part in parts for item in part]
+    if layer:
+        raise bad("#", f"deeper than {most} levels")
 
 
 def check_numbers(value: Any, place: str) -> None:
@@ -132,9 +145,9 @@ def kinds(schema: Mapping[str, Any]) -> frozenset[str]:
     return found | ({"number"} if "integer" in found else frozenset())
 
 
-def same_json(one: Any, other: Any) -> bool:
-    """Equal as JSON, where 1 is not true."""
-    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+def as_texts(values: Sequence[Any]) -> set[str]:
+    """Equal values as equal texts of JSON, where 1 is not true."""
+    return {json.dumps(value, sort_keys=True) for value in values}
 
 
 def show(value: Any) -> str:

@@ -5,11 +5,17 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterator
+from functools import lru_cache
 
 _ESCAPES = frozenset("dDwWsSnrtfvxu0")
 """Letters and digits that mean something behind a backslash."""
 
+_LONGEST = 4096
+"""Characters of a pattern: to look at longer ones can take seconds, in every
+process that a request passes."""
 
+
+@lru_cache(maxsize=256)
 def check_regex(pattern: str, in_json: bool = False) -> None:
     """Whether a pattern can be matched, and means what it says.
 
@@ -24,6 +30,8 @@ def check_regex(pattern: str, in_json: bool = False) -> None:
     Raises:
         ValueError: with the position, counted from 0.
     """
+    if len(pattern) > _LONGEST:
+        raise ValueError(f"longer than {_LONGEST} characters")
     try:
         with warnings.catch_warnings(action="ignore"):
             re.compile(pattern)
@@ -62,7 +70,7 @@ def _reason(
         return f"{found} is not supported in JSON: it is not ASCII"
     if in_class:
         return "[: is not supported" if pattern[at : at + 2] == "[:" else ""
-    if found == "[" and pattern[at + 1 :].startswith(("]", "^]")):
+    if found == "[" and pattern.startswith(("]", "^]"), at + 1):
         return "] as the first of a class is not supported; escape it,"
     if found == '"' and in_json:
         return "a quote is not supported in JSON, which escapes it"

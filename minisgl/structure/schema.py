@@ -9,17 +9,19 @@ from __future__ import annotations
 import json
 import math
 from functools import lru_cache
+from itertools import combinations
 from typing import Any
 
 from minisgl.structure.keywords import (
     OF_TYPE,
+    as_texts,
     bad,
     check_counts,
+    check_depth,
     check_numbers,
     check_range,
     check_string,
     kinds,
-    same_json,
     show,
     types_named,
     types_of,
@@ -29,7 +31,14 @@ from minisgl.structure.keywords import (
 MOST_TEXT = 2**16
 """Characters of a schema, or of any other description of a form."""
 
-_DEEPEST = 64
+_DEEPEST = 128
+_MOST_PROPERTIES, _MOST_COUNTED = 512, 32
+"""Of an object, and of one that counts them. Beyond, the time to compile grows
+much faster than their number, and the forms of others wait for that long."""
+
+_MOST_STEPS = 2**16
+"""To tell the branches of all `oneOf` apart, at the door where others wait."""
+
 _TEXTS = ("title", "description", "default", "examples", "$comment")
 _MARKS = ("deprecated", "readOnly", "writeOnly", "discriminator")
 _HEADS = ("$schema", "$id", "$defs", "definitions")
@@ -64,28 +73,15 @@ def check_schema(schema: Any) -> None:
         ValueError: what cannot, with its place as a JSON pointer (RFC 6901) in
             its form for URIs, in which the whole is `#`.
     """
-    _Checker(schema).check(schema, "#", ())
-
-
-def close_objects(schema: Any) -> Any:
-    """The schema with objects that have no other properties than they name.
-
-    Only where it leaves that open.
-    """
-    if isinstance(schema, list):
-        return [close_objects(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    found = {}
-    for key, value in schema.items():
-        if key in ("properties", "$defs", "definitions"):
-            value = {k: close_objects(v) for k, v in value.items()}
-        elif key not in ("enum", "const", "default", "examples", "required"):
-            value = close_objects(value)
-        found[key] = value
-    if "properties" in found:
-        found.setdefault("additionalProperties", False)
-    return found
+    check_depth(schema, _DEEPEST)
+    if len(json.dumps(schema)) > MOST_TEXT:
+        raise bad("#", f"more than {MOST_TEXT} characters")
+    checker = _Checker(schema)
+    try:
+        checker.check(schema, "#", ())
+        checker.check_exclusive()
+    except RecursionError:
+        raise bad("#", "references lead too deep into each other") from None
 
 
 class _Checker:
@@ -94,6 +90,8 @@ class _Checker:
     def __init__(self, root: Any) -> None:
         self._root = root
         self._known: set[str] = set()
+        self._exclusive: list[tuple[str, list[Any]]] = []
+        self._steps = 0
 
     def check(self, schema: Any, at: str, chain: tuple[str, ...]) -> None:
         """One schema and all in it.
@@ -107,8 +105,6 @@ class _Checker:
             raise bad(at, "nothing is valid here")
         if not isinstance(schema, dict):
             raise bad(at, f"a schema is an object, not {show(schema)}")
-        if at.count("/") > 2 * _DEEPEST:
-            raise bad(at, f"deeper than {_DEEPEST} levels")
         asked = [
             key
             for key in schema
@@ -183,19 +179,34 @@ class _Checker:
             raise bad(place, "only one schema in it is supported")
         for i, branch in enumerate(value):
             self.check(branch, f"{place}/{i}", ())
-            for j in range(i if body == "oneOf" else 0):
-                if not self._apart(value[j], branch, 0):
-                    reason = f"may hold together with number {j}; use anyOf"
-                    raise bad(f"{place}/{i}", reason)
+        if body == "oneOf":
+            self._exclusive.append((place, value))
+
+    def check_exclusive(self) -> None:
+        """Whether of every `oneOf` at most one branch can hold.
+
+        Not before all is checked: a branch may lead back to what is around it.
+        """
+        for place, branches in self._exclusive:
+            for i, j in combinations(range(len(branches)), 2):
+                apart = self._apart(branches[i], branches[j], 0)
+                if self._steps > _MOST_STEPS:
+                    raise bad(place, "too much to tell apart; use anyOf")
+                if not apart:
+                    reason = f"may hold together with number {i}; use anyOf"
+                    raise bad(f"{place}/{j}", reason)
 
     def _apart(self, one: Any, other: Any, depth: int) -> bool:
         """Whether it is plain that nothing fits two schemas; both are good."""
         one, other = self._resolve(one), self._resolve(other)
-        if depth > _DEEPEST or one is True or other is True:
+        self._steps += 1
+        too_far = depth > _DEEPEST or self._steps > _MOST_STEPS
+        if too_far or one is True or other is True:
             return False
         values, others = values_listed(one), values_listed(other)
+        self._steps += len(values or ()) + len(others or ())
         if values is not None and others is not None:
-            return not any(same_json(a, b) for a in values for b in others)
+            return as_texts(values).isdisjoint(as_texts(others))
         types = kinds(one), kinds(other)
         if types[0] and types[1] and not types[0] & types[1]:
             return True
@@ -257,6 +268,10 @@ class _Checker:
             raise bad(f"{at}/properties", "must be an object")
         if not isinstance(required, list):
             raise bad(f"{at}/required", "must be a list")
+        counted = "minProperties" in schema or "maxProperties" in schema
+        most = _MOST_COUNTED if counted else _MOST_PROPERTIES
+        if len(properties) > most:
+            raise bad(f"{at}/properties", f"only {most} are supported here")
         for name, value in properties.items():
             place = name.replace("~", "~0").replace("/", "~1")
             self.check(value, f"{at}/properties/{place}", ())
