@@ -18,6 +18,7 @@ from minisgl.server.args import parse_args
 from minisgl.server.metrics import Metrics
 from tests import driver as driver_file
 from tests.driver import Driver
+from tests.fakes.install import stand_ins
 from tests.late_device import LateEvent, LateStream
 from tests.parity import RandomParity, model_under_test, reference
 from tests.radix import tensor
@@ -137,7 +138,7 @@ def test_a_chunked_prompt_loads_once():
     driver.assert_every_page()
 
 
-def workload(seed, **more):
+def workload(seed, recorded=None, **more):
     """Random requests and aborts over a device that is far too small."""
     rng = random.Random(seed)
     page = rng.choice([1, 4, 16])
@@ -149,7 +150,7 @@ def workload(seed, **more):
         overlap=rng.random() < 0.7,
         max_running_req=rng.randint(1, 5),
         max_extend_tokens=rng.choice([5, 16, 40, 8192]),
-        cuda_graph_bs=[1, 2, 4] if rng.random() < 0.4 else None,
+        cuda_graph_bs=recorded or ([1, 2, 4] if rng.random() < 0.4 else None),
         **more,
     )
     prompts = family(seed % 4, 24, 64)
@@ -287,6 +288,23 @@ def test_copies_may_be_as_late_as_their_events(late, monkeypatch, seed):
     near.finish()
     assert driver.cache.loaded_tokens > 0
     driver.assert_clean()
+
+
+@pytest.mark.parity
+def test_recorded_prompts_find_what_came_from_the_host(late, monkeypatch):
+    """FlashInfer's prefill batches are replayed, too."""
+    monkeypatch.setattr(hiradix_cache, "_AT_ONCE", 8)
+    near, loaded = RandomParity(), 0
+    with stand_ins():
+        for seed in (100, 103):
+            driver = workload(seed, attention_backend="fi", recorded=[1, 4])
+            graphs = driver.scheduler.engine.graph_runner.prefill_graphs
+            assert graphs is not None and len(graphs) > 0
+            driver.assert_parity(near=near)
+            loaded += driver.cache.loaded_tokens
+            driver.assert_clean()
+    near.finish()
+    assert loaded > 0
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
