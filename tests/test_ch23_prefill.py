@@ -106,6 +106,25 @@ def test_sizes_end_at_the_longest_request():
             assert len(graphs_of(driver)) == expected
 
 
+def test_sizes_for_which_no_memory_is_left_are_launched(monkeypatch, caplog):
+    capture = PrefillGraphs._capture
+
+    def short(self, size, *args):
+        if size > 128:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return capture(self, size, *args)
+
+    monkeypatch.setattr(PrefillGraphs, "_capture", short)
+    with stand_ins():
+        driver = drive()
+        assert [*graphs_of(driver)._runs] == [128, 64]
+        assert "prompts of 256 tokens: no memory is left" in caplog.text
+        for uid, ids in enumerate((PROMPTS[4], [*range(3, 203)])):
+            driver.submit(uid, ids, max_tokens=8)
+            driver.run()
+    driver.assert_parity(length=8)
+
+
 @pytest.mark.parametrize(("largest", "rows"), [(1, 1), (3, 3), (20, REQUESTS)])
 def test_no_more_requests_than_a_step_has_logits_for(largest, rows):
     with stand_ins():

@@ -10,7 +10,10 @@ from minisgl.attention import BaseAttnBackend
 from minisgl.attention.recorded_prefill import RecordsPrefill
 from minisgl.core import Batch, Req, SamplingParams, get_global_ctx
 from minisgl.models import BaseLLMModel
+from minisgl.utils import init_logger
 from minisgl.utils.recorded import RecordedRun
+
+logger = init_logger(__name__)
 
 SIZES = (64, 128, 192, 256, 320, 384, 512, 640, 768, 896, 1024)
 """New tokens of the recorded batches. With many more, launching them takes the
@@ -77,14 +80,21 @@ class PrefillGraphs:
         self._out_loc.fill_(row[0])
         # Largest first: the memory it needs is enough for all others.
         for size in sizes[::-1]:
-            self._runs[size] = recordings()
-            self._capture(size, model)
+            try:
+                self._runs[size] = self._capture(size, model, recordings())
+            except torch.OutOfMemoryError:
+                logger.warning(
+                    f"no recordings of prompts of {size} tokens: no memory is "
+                    "left; lower memory_ratio"
+                )
 
     def __len__(self) -> int:
         """Recordings that there are."""
         return len(self._runs)
 
-    def _capture(self, size: int, model: BaseLLMModel) -> None:
+    def _capture(
+        self, size: int, model: BaseLLMModel, recording: RecordedRun
+    ) -> RecordedRun:
         idle = make_filler(self._dummy, 0)
         batch = Batch([idle] * self._requests, "prefill")
         batch.padded_reqs = [*batch.reqs, make_filler(self._dummy, size)]
@@ -98,7 +108,8 @@ class PrefillGraphs:
             with self._ctx.forward_batch(batch):
                 self._logits.copy_(model.forward())
 
-        self._runs[size].capture(run)
+        recording.capture(run)
+        return recording
 
     def pad(self, batch: Batch) -> None:
         """Fill up to the next size, if there is a recording of it."""
