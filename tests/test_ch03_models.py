@@ -431,6 +431,13 @@ def test_a_folder_is_taken_as_it_is_and_a_wrong_name_is_said(monkeypatch):
         FileNotFoundError, match=r"'no/model' is .* \(ConnectionError\)"
     ):
         download_hf_weight("no/model")
+    # What can only be a path is not asked for.
+    for path in ("/no/model", "./no/model", "~/model", "no/such/model"):
+        with pytest.raises(
+            FileNotFoundError, match=f"'{path}' .*check the path"
+        ):
+            download_hf_weight(path)
+    assert [name for name, _ in asked] == ["some/model", "no/model"]
 
 
 def test_one_logger_a_name_one_line_a_message(monkeypatch, capsys):

@@ -25,6 +25,11 @@ def download_hf_weight(model_path: str) -> str:
     """
     if Path(model_path).is_dir():
         return model_path
+    # Nobody has an id like a path: it is a name, or an owner/name.
+    if model_path.startswith((".", "/", "~")) or model_path.count("/") > 1:
+        raise FileNotFoundError(
+            f"{model_path!r} is not a folder; check the path"
+        )
     # Libraries are imported where they are used: transformers takes seconds,
     # and not every process that asks this file for something needs it.
     from huggingface_hub import snapshot_download
