@@ -4,6 +4,8 @@ import functools
 import json
 import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -554,6 +556,41 @@ def test_an_engine_packs_every_product_and_keeps_the_embedding():
         if not weight.is_mkldnn and weight.dim() == 2
     }
     assert plain == {"model.embed_tokens.weight"}
+
+
+_PRODUCTS = """
+import torch
+from minisgl.layers.packed import pack_weight, packed_linear
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+torch.set_num_threads(1)
+packed = [pack_weight(torch.randn(128, 64 + 32 * i)) for i in range(4)]
+before = resident()
+for rows in range(1, 200):
+    for i, weight in enumerate(packed):
+        packed_linear(torch.randn(rows, 64 + 32 * i), weight, None)
+print(resident() - before)
+"""
+
+
+def test_products_of_many_sizes_do_not_fill_the_memory():
+    if not can_pack(torch.device("cpu"), torch.float32):
+        pytest.skip("oneDNN has no packed products here")
+    names = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+
+    def grown(kept):
+        env = {k: v for k, v in os.environ.items() if k not in names}
+        env["PYTHONPATH"] = os.pathsep.join(p or os.getcwd() for p in sys.path)
+        if kept is not None:
+            env |= dict.fromkeys(names, kept)
+        command = [sys.executable, "-c", _PRODUCTS]
+        return int(subprocess.check_output(command, env=env, timeout=120))
+
+    # Who says how many gets them; else the growth has an end, and soon.
+    assert grown(None) < 0.6 * grown("1024")
 
 
 def test_other_devices_and_dtypes_are_not_packed():

@@ -7,6 +7,7 @@ decode step of a few rows it costs as much as the product itself.
 
 from __future__ import annotations
 
+import os
 import platform
 
 import torch
@@ -17,6 +18,9 @@ from minisgl.layers.linear import _Linear
 
 # The layout suits any number of rows; it is chosen for about so many.
 _ROWS = 256
+
+_KEPT = 128
+"""Kernels that are remembered: one for each shape and number of rows."""
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
@@ -32,6 +36,9 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 
 def pack_weight(weight: torch.Tensor) -> torch.Tensor:
     """[out, in] on the CPU -> the same, opaque: only `packed_linear` reads it."""
+    # Else it is 1,024, of about a megabyte each; read at the first product.
+    for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        os.environ.setdefault(cache, str(_KEPT))
     packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(
         weight, _ROWS
     )
