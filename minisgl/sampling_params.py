@@ -130,7 +130,8 @@ class SamplingParams:
             if not isinstance(texts, list) or not texts:
                 raise ValueError("choice must be a list that is not empty")
             if not all(isinstance(t, str) and t for t in texts):
-                raise ValueError(f"{name} must be text that is not empty")
+                how = "; use json.dumps" if name == "json_schema" else ""
+                raise ValueError(f"{name} must be text that is not empty{how}")
             if (size := sum(map(len, texts))) > MOST_TEXT:
                 raise ValueError(
                     f"{name} must have at most {MOST_TEXT} characters, "

@@ -331,6 +331,8 @@ def test_only_one_form_and_none_that_is_empty():
         SamplingParams(grammar="x" * 70000)
     with pytest.raises(ValueError, match="json_schema: not JSON"):
         SamplingParams(json_schema="{")
+    with pytest.raises(ValueError, match=r"json_schema .*; use json.dumps"):
+        SamplingParams(json_schema={"type": "object"})
     for bad in (
         "{",
         "[]",

@@ -119,6 +119,17 @@ def test_bad_forms_are_named_with_their_place(server, stream):
     server.engine.scripts["a bad one"] = script
     error = refusal(server.chat("a bad one", stream=stream, grammar="x ::= y"))
     assert error["param"] == "grammar" and "no rule root" in error["message"]
+    for field, value in (
+        ("logit_bias", {"9999": 1}),
+        ("stop_token_ids", [9999]),
+    ):
+        text = f"{field} must have tokens of the vocabulary of 512, got 9999"
+        script = Script([], 0, "refused", text)
+        server.engine.scripts["a bad one"] = script
+        error = refusal(
+            server.chat("a bad one", stream=stream, **{field: value})
+        )
+        assert error["param"] == field
     server.answers()
 
 
@@ -302,6 +313,8 @@ ANSWERS = [
     (CALLS, "", [WEATHERS, ["clock", "{}"]], True),
     (CALL[:-15], "", [["weather", '{"city": "O}"']], False),
     (CALL[:20], CALL[:20], [], False),
+    *((CALL[:-n], "", [WEATHERS], False) for n in range(1, len(END) + 1)),
+    *((f"{CALL}\n{CALL[:n]}", "", [WEATHERS], True) for n in range(1, 21)),
     ("a  b ", "a  b ", [], False),
 ]
 

@@ -127,8 +127,10 @@ PARAMS = {
     "choice": "choice",
     "grammar": "grammar",
     "tool_calls": "tools",
+    "logit_bias": "logit_bias",
+    "stop_token_ids": "stop_token_ids",
 }
-"""Which field of a request fills a form of `SamplingParams`."""
+"""Which field of a request fills one of `SamplingParams` that may be refused."""
 
 
 def field_at_fault(error: str) -> str | None:

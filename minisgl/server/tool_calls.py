@@ -37,6 +37,7 @@ class CallSplitter:
     def __init__(self) -> None:
         self._held = ""
         self._inside = False
+        self._arguments = ""  # of the last call, as far as they are shown
         self.calls = 0
 
     @property
@@ -47,17 +48,28 @@ class CallSplitter:
     def feed(self, text: str, last: bool = False) -> Iterator[Part]:
         """What the next piece of the answer brings.
 
-        last: nothing follows; what was held back is shown as it is.
+        last: nothing follows; what was held back is shown as it is, unless it
+            is certain that it belongs to a mark.
         """
         self._held += text
         while (part := self._next()) is not None:
             yield part
         if last and self._held:
-            call = self.calls - 1 if self._inside else None
-            # Between the last call and the end there is nothing to say.
-            if self._inside or not (self.calls and self._held.isspace()):
+            if not self._is_mark():
+                call = self.calls - 1 if self._inside else None
                 yield Part(self._held, call)
             self._held = ""
+
+    def _is_mark(self) -> bool:
+        """Whether what is held at the end is of a mark that was cut off."""
+        if self._inside:
+            # A brace may be the last one of the arguments, or the one after.
+            return "\n" in self._held or _is_json(self._arguments)
+        # Between calls, and after the last one, there is nothing to say.
+        rest = self._held.lstrip()
+        return self.calls > 0 and (
+            OPEN.startswith(rest) or rest.startswith(OPEN)
+        )
 
     def _next(self) -> Part | None:
         """The next part that is certain; takes it out of what is held."""
@@ -66,7 +78,7 @@ class CallSplitter:
         head = _HEAD.match(self._held.lstrip())
         if head is not None:
             self._held = self._held.lstrip()[head.end() :]
-            self._inside = True
+            self._inside, self._arguments = True, ""
             self.calls += 1
             return Part("", self.calls - 1, json.loads(head[1]))
         at = self._held.find(OPEN)
@@ -82,13 +94,23 @@ class CallSplitter:
             self._inside = False
             return Part(shown, call)
         keep = _overlap(self._held, END)
-        return self._take(len(self._held) - keep, call)
+        part = self._take(len(self._held) - keep, call)
+        self._arguments += "" if part is None else part.text
+        return part
 
     def _take(self, size: int, call: int | None = None) -> Part | None:
         if size == 0:
             return None
         shown, self._held = self._held[:size], self._held[size:]
         return Part(shown, call)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _overlap(text: str, mark: str) -> int:
