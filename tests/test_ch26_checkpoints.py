@@ -157,6 +157,32 @@ def raw(**changes):
         (raw(num_bits=2), "type int with 2 bits; float with 8"),
         (raw(strategy="token"), "the strategy 'token'; tensor, channel"),
         (raw(config_groups={}), r"config_groups for \[\]; only one"),
+        (raw(config_groups=["Linear"]), r"config_groups \['Linear'\], not an"),
+        (
+            raw(config_groups={"one": {"targets": ["Linear"]}}),
+            "the group 'one' without weights, which has to be an object",
+        ),
+        (
+            raw(config_groups={"one": {"weights": {}}}),
+            "the group 'one' without targets, which has to be a list",
+        ),
+        (raw(config_groups={"one": 1}), "the group 'one' without targets"),
+        (
+            raw(ignore=["lm_head", "re:.*[a"]),
+            r"has 're:\.\*\[a' in ignore, which is no regular expression: unter",
+        ),
+        (raw(ignore="lm_head"), "ignore 'lm_head', not a list of names"),
+        (
+            {"quant_method": "fp8", "modules_to_not_convert": [3]},
+            r"modules_to_not_convert \[3\], not a list of names",
+        ),
+        (
+            {"quant_method": "fp8", "weight_block_size": 128},
+            "weight_block_size 128; rows and columns, two whole numbers",
+        ),
+        (raw(strategy="group"), "group_size None; a whole number is needed"),
+        (raw(strategy="block"), "block_structure None; rows and columns"),
+        (raw(num_bits=None), "type int with None bits"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(quantization, reason):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from minisgl.quant.config import QuantConfig
@@ -14,7 +15,8 @@ def read_quantization(found: Any) -> QuantConfig | None:
     """The configuration, from what config.json has; None if it has nothing.
 
     Raises:
-        ValueError: a method, or a variant of one, that is not supported.
+        ValueError: a method, or a variant of one, that is not supported, or an
+            entry that cannot be read.
     """
     if not found:
         return None
@@ -35,31 +37,87 @@ def _read_fp8(raw: Mapping[str, Any]) -> QuantConfig:
     kind = raw.get("fmt") or "e4m3"
     if kind != "e4m3":
         raise ValueError(f"{_HERE} has fmt {kind!r}; only e4m3 is supported")
-    rows, columns = raw.get("weight_block_size") or (0, 0)
-    ignored = tuple(raw.get("modules_to_not_convert") or ())
+    rows, columns = 0, 0
+    if raw.get("weight_block_size"):
+        rows, columns = _pair(raw, "weight_block_size")
+    ignored = _names(raw, "modules_to_not_convert")
     return QuantConfig("fp8", columns, rows, True, ignored)
 
 
 def _read_compressed(raw: Mapping[str, Any]) -> QuantConfig:
     """As the library compressed-tensors writes them."""
-    groups = list((raw.get("config_groups") or {}).values())
-    targets = [target for group in groups for target in group["targets"]]
+    groups = raw.get("config_groups") or {}
+    if not isinstance(groups, Mapping):
+        raise ValueError(f"{_HERE} has config_groups {groups!r}, not an object")
+    for name, group in groups.items():
+        _check_group(name, group)
+    targets = [
+        target for group in groups.values() for target in group["targets"]
+    ]
     if targets != ["Linear"]:
         raise ValueError(
             f"{_HERE} has config_groups for {targets}; only one for 'Linear' "
             "is supported"
         )
-    weights = groups[0]["weights"]
+    weights = next(iter(groups.values()))["weights"]
     _refuse(weights)
     rows, columns = _block(weights)
-    ignored = tuple(raw.get("ignore") or ())
+    ignored = _names(raw, "ignore")
     return QuantConfig(_format(weights), columns, rows, True, ignored)
+
+
+def _check_group(name: str, group: Any) -> None:
+    """Raise ValueError if it does not say which linears, and how."""
+    for key, kind in {"targets": list, "weights": Mapping}.items():
+        if not isinstance(group, Mapping) or not isinstance(
+            group.get(key), kind
+        ):
+            wanted = "a list" if kind is list else "an object"
+            raise ValueError(
+                f"{_HERE} has the group {name!r} without {key}, which has to "
+                f"be {wanted}"
+            )
+
+
+def _names(raw: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """The linears to leave alone, as `QuantConfig.ignored` takes them."""
+    found = raw.get(key) or []
+    if not isinstance(found, list | tuple) or not all(
+        isinstance(entry, str) for entry in found
+    ):
+        raise ValueError(f"{_HERE} has {key} {found!r}, not a list of names")
+    for entry in found:
+        if not entry.startswith("re:"):
+            continue
+        try:
+            re.compile(entry.removeprefix("re:"))
+        except re.error as error:
+            raise ValueError(
+                f"{_HERE} has {entry!r} in {key}, which is no regular "
+                f"expression: {error}"
+            ) from None
+    return tuple(found)
+
+
+def _pair(raw: Mapping[str, Any], key: str) -> tuple[int, int]:
+    """Rows and columns of a block."""
+    found = raw.get(key)
+    if (
+        not isinstance(found, Sequence)
+        or len(found) != 2
+        or not all(type(size) is int and size > 0 for size in found)
+    ):
+        raise ValueError(
+            f"{_HERE} has {key} {found!r}; rows and columns, two whole numbers, "
+            "are needed"
+        )
+    return found[0], found[1]
 
 
 def _format(weights: Mapping[str, Any]) -> str:
     known = {("float", 8): "fp8", ("int", 8): "int8", ("int", 4): "int4"}
-    kind, bits = str(weights.get("type")), int(weights.get("num_bits", 0))
-    found = known.get((kind, bits))
+    kind, bits = weights.get("type"), weights.get("num_bits")
+    found = known.get((str(kind), bits)) if isinstance(bits, int) else None
     if found is None:
         raise ValueError(
             f"{_HERE} has weights of type {kind} with {bits} bits; float with "
@@ -90,10 +148,14 @@ def _block(weights: Mapping[str, Any]) -> tuple[int, int]:
     if strategy == "channel":
         return 1, 0
     if strategy == "group":
-        return 1, int(weights["group_size"])
+        size = weights.get("group_size")
+        if type(size) is not int or size < 1:
+            raise ValueError(
+                f"{_HERE} has group_size {size!r}; a whole number is needed"
+            )
+        return 1, size
     if strategy == "block":
-        rows, columns = weights["block_structure"]
-        return int(rows), int(columns)
+        return _pair(weights, "block_structure")
     raise ValueError(
         f"{_HERE} has the strategy {strategy!r}; tensor, channel, group and "
         "block are supported"
