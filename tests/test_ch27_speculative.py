@@ -7,6 +7,7 @@ import torch
 
 from minisgl.core import SamplingParams
 from minisgl.llm import LLM
+from minisgl.scheduler.idle import IdleCheck
 from tests.driver import Driver, poison, solo
 from tests.fakes.install import stand_ins
 from tests.parity import (
@@ -382,6 +383,20 @@ def test_a_long_prompt_reaches_the_draft_model_in_chunks():
     asked(driver, PROMPTS[4:7], max_tokens=30)
     driver.assert_parity(length=30)
     assert max(taken) == 8 and driver.drafted > 20
+
+
+def test_the_books_of_a_draft_model_are_checked_when_idle(caplog):
+    driver = drive(**WAYS["draft"])
+    asked(driver, PROMPTS[:2], max_tokens=8)
+    driver.run()
+    scheduler = driver.scheduler
+    scheduler.run_when_idle()
+    assert not caplog.records
+    pages = scheduler.drafter.pages
+    pages.free_pages = pages.free_pages[1:]
+    scheduler.idle_check = IdleCheck()  # which has not just looked
+    scheduler.run_when_idle()
+    assert "pages do not add up" in caplog.text
 
 
 def test_a_draft_model_with_a_small_pool_guesses_for_some():

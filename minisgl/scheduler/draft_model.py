@@ -86,6 +86,9 @@ class ModelDrafter(BaseDrafter):
             self.pages.drop_req(follower.req)
             self.rows.free(follower.req.table_idx)
 
+    def check_integrity(self) -> None:
+        self.pages.check_integrity()
+
     def propose(
         self, reqs: Sequence[Req], limits: Sequence[int]
     ) -> list[Draft]:

@@ -45,6 +45,10 @@ class BaseDrafter(ABC):
     def reset(self) -> None:
         """Forget all of them."""
 
+    def check_integrity(self) -> None:
+        """Raise RuntimeError if something is still held with nothing to run."""
+        return
+
 
 class NgramDrafter(BaseDrafter):
     """Guesses that a text goes on as it did before: prompt lookup.

@@ -46,6 +46,15 @@ class SpeculativeScheduler(StructuredScheduler):
             self.drafter.reset()
         super()._reset()
 
+    def run_when_idle(self) -> None:
+        """A draft model has books of its own."""
+        self.idle_check.run(self._check_books)
+
+    def _check_books(self) -> None:
+        self.cache_manager.check_integrity()
+        if self.drafter is not None:
+            self.drafter.check_integrity()
+
     def step(self, data: ForwardData | None) -> ForwardData | None:
         running = self.decode_manager.running_reqs.values()
         if any(self._is_guessed_for(req) for req in running):
