@@ -76,9 +76,7 @@ class Scheduler(SchedulerIOMixin):
         self.eos_token_ids = load_eos_token_ids(config.model_path)
         self.stopped = False
         self.idle_check = IdleCheck()
-        # An engine of one rank has no group of ranks.
-        group = getattr(self.engine, "tp_cpu_group", None)
-        super().__init__(config, group)
+        super().__init__(config, self.engine.tp_cpu_group)
 
     def _reset(self) -> None:
         """Forget every request and every cached prefix, in whatever state."""
