@@ -1,7 +1,10 @@
 """Grammars in the engine: masks, waiting, overlap, ranks; others do not notice."""
 
 import json
+import math
 import threading
+import time
+from concurrent.futures import Future
 from functools import cache
 
 import pytest
@@ -11,7 +14,9 @@ import xgrammar as xgr
 from minisgl.engine.constrain import GrammarRow, mask_logits
 from minisgl.llm import LLM
 from minisgl.sampling_params import SamplingParams
+from minisgl.scheduler import structured
 from minisgl.scheduler.structured import StructuredScheduler
+from minisgl.structure import compile as compile_module
 from minisgl.structure.compile import GrammarStore, token_bytes
 from minisgl.utils import load_eos_token_ids
 from tests.driver import Driver
@@ -193,6 +198,140 @@ def test_who_waits_for_a_grammar_is_overtaken_and_can_be_aborted(monkeypatch):
     run.assert_every_page()
 
 
+def gated(monkeypatch, form: str, seconds=None):
+    """Opens what holds up the compiling of one form; what was begun."""
+    gate, begun, compiling = threading.Event(), [], GrammarStore._compile
+
+    def slow(self, name, text):
+        begun.append(text)
+        if text == form:
+            assert gate.wait(60)
+        return compiling(self, name, text)
+
+    monkeypatch.setattr(GrammarStore, "_compile", slow)
+    if seconds is not None:
+        monkeypatch.setattr(structured, "_LIMIT", seconds)
+    return gate, begun
+
+
+def step_until(run: Driver, uid: int) -> None:
+    until = time.monotonic() + 60
+    while uid not in run.ended:
+        assert time.monotonic() < until
+        run.step()
+
+
+def test_a_form_that_takes_long_holds_up_no_other_form(monkeypatch):
+    gate, _ = gated(monkeypatch, "slow")
+    run = driver(overlap=True)
+    run.submit(0, random_prompt(1, 9), 8, regex="slow", **ENDED)
+    for uid in (1, 2, 3):
+        run.submit(uid, random_prompt(1, 9), 8, regex=f"a{uid}", **ENDED)
+    for uid in (1, 2, 3):
+        step_until(run, uid)
+    assert 0 not in run.ended
+    gate.set()
+    run.run()
+    assert list(texts(run).values()) == ["slow", "a1", "a2", "a3"]
+    run.assert_every_page()
+
+
+def test_what_takes_too_long_to_compile_is_refused(monkeypatch):
+    gate, begun = gated(monkeypatch, "slow", 0.3)
+    run = driver(overlap=True)
+    run.submit(0, random_prompt(1, 9), 8, regex="slow", **ENDED)
+    run.submit(1, random_prompt(2, 9), 8)
+    step_until(run, 0)
+    assert run.ended[0].finish_reason == "refused"
+    assert run.ended[0].error == (
+        "regex: this takes longer than 0.3 seconds to prepare; simplify it"
+    )
+    assert not run.scheduler._compiling
+    # Whoever asks again waits in his turn, and is served when it is there.
+    monkeypatch.setattr(structured, "_LIMIT", 60.0)
+    run.submit(2, random_prompt(1, 9), 8, regex="slow", **ENDED)
+    run.step()
+    gate.set()
+    run.run()
+    run.submit(3, random_prompt(1, 9), 8, regex="slow", **ENDED)
+    run.run()
+    assert texts(run)[2] == texts(run)[3] == "slow" and begun == ["slow"]
+    run.assert_parity(1)
+    run.assert_every_page()
+
+
+def test_what_no_thread_was_free_for_is_not_at_fault(monkeypatch):
+    monkeypatch.setattr(compile_module, "_THREADS", 1)
+    gate, begun = gated(monkeypatch, "slow", 0.3)
+    run = driver(overlap=True)
+    run.submit(0, random_prompt(1, 9), 8, regex="slow", **ENDED)
+    run.submit(1, random_prompt(1, 9), 8, regex="fast", **ENDED)
+    run.run()
+    assert run.ended[0].finish_reason == "refused"
+    assert run.ended[1].finish_reason == "error"
+    assert run.ended[1].error == (
+        "regex: other requests' forms have kept this one waiting for 0.3 "
+        "seconds; try again later"
+    )
+    gate.set()
+    monkeypatch.setattr(structured, "_LIMIT", 60.0)
+    run.submit(2, random_prompt(1, 9), 8, regex="last", **ENDED)
+    run.run()
+    assert begun == ["slow", "last"]  # nobody waited for the other any more
+    run.submit(3, random_prompt(1, 9), 8, regex="fast", **ENDED)
+    run.run()
+    assert texts(run)[3] == "fast"
+    run.assert_every_page()
+
+
+def test_nothing_is_compiled_for_requests_that_have_been_aborted(monkeypatch):
+    monkeypatch.setattr(compile_module, "_THREADS", 1)
+    gate, begun = gated(monkeypatch, "slow")
+    run = driver(overlap=True)
+    forms = ["slow", "left", "kept", "kept"]
+    for uid, form in enumerate(forms):
+        run.submit(uid, random_prompt(1, 9), 8, regex=form, **ENDED)
+    run.step()
+    for uid in (0, 1, 2):  # another request still waits for what 2 did
+        run.abort(uid)
+    run.step()
+    assert [pending.uid for pending in run.scheduler._compiling] == [3]
+    gate.set()
+    run.run()
+    assert begun == ["slow", "kept"] and texts(run)[3] == "kept"
+    run.submit(4, random_prompt(1, 9), 8, regex="left", **ENDED)
+    run.run()
+    assert texts(run)[4] == "left"
+    assert not run.answers[0] and not run.answers[1]
+    run.assert_every_page()
+
+
+def test_the_tokens_are_read_once_for_all_threads(monkeypatch):
+    reading, read = token_bytes, []
+
+    def slow(*args):
+        read.append(args)
+        time.sleep(0.1)
+        return reading(*args)
+
+    monkeypatch.setattr(compile_module, "token_bytes", slow)
+    ends = load_eos_token_ids(str(FOLDER))
+    made = GrammarStore(str(FOLDER), 512, ends)
+    for found in [made.compile(("regex", f"a{i}")) for i in range(8)]:
+        found.result(60)
+    assert len(read) == 1
+
+
+def test_only_the_latest_forms_are_remembered(monkeypatch):
+    monkeypatch.setattr(compile_module, "_KEPT", 2)
+    made = GrammarStore(str(FOLDER), 512, load_eos_token_ids(str(FOLDER)))
+    first, second = (made.compile(("regex", text)) for text in "ab")
+    assert made.compile(("regex", "a")) is first  # now b is the oldest
+    made.compile(("regex", "c"))
+    assert made.compile(("regex", "a")) is first
+    assert made.compile(("regex", "b")) is not second
+
+
 def test_a_form_is_compiled_once(monkeypatch):
     compiled, compiling = [], GrammarStore._compile
 
@@ -321,6 +460,40 @@ def test_two_ranks_take_a_request_in_before_the_same_step(tmp_path):
         expected = masked_answer(requests[i][0], FORMS[i], 20)
         assert answers[i] == expected
     assert answers[4] and not answers[5]
+
+
+class LateOnRank0(StructuredScheduler):
+    """Rank 0 has no time for forms, and rank 1 all there is."""
+
+    def _admit(self, msg):
+        super()._admit(msg)
+        for pending in self._compiling:
+            never = pending.sampling_params.form == ("regex", "slow")
+            if self.config.tp_info.rank > 0:
+                pending.deadline = 0.0 if not never else math.inf
+            elif never:
+                pending.grammar, pending.deadline = Future(), 0.0
+            else:
+                pending.deadline = math.inf
+
+
+def test_two_ranks_give_up_before_the_same_step(tmp_path):
+    asked = [{"regex": "slow"}, {}, {"regex": "fast"}, {"regex": "slow"}]
+    requests = [
+        (random_prompt(i, 9), {"max_tokens": 12} | ENDED | fields)
+        for i, fields in enumerate(asked)
+    ]
+    one = run_ranks(
+        FOLDER,
+        2,
+        [Job(requests, at=[0, 0, 1, 3])],
+        tmp_path,
+        scheduler="tests.test_ch25_structured:LateOnRank0",
+    )
+    assert one[0]["jobs"] == one[1]["jobs"]
+    answers = one[0]["jobs"][0]["answers"]
+    assert not answers[0] and not answers[3] and answers[1]
+    assert answers[2] == masked_answer(requests[2][0], asked[2], 12)
 
 
 @pytest.mark.slow

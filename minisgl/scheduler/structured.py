@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import FIRST_COMPLETED, wait
 
 import torch
@@ -9,7 +10,12 @@ import torch.distributed as dist
 
 from minisgl.engine import FAILED_TOKEN
 from minisgl.engine.constrain import GrammarParams, GrammarProcessor
-from minisgl.message import DetokenizeMsg, UserMsg
+from minisgl.message import (
+    AbortBackendMsg,
+    BaseBackendMsg,
+    DetokenizeMsg,
+    UserMsg,
+)
 from minisgl.scheduler.config import SchedulerConfig
 from minisgl.scheduler.scheduler import ForwardData, ForwardInput, Scheduler
 from minisgl.scheduler.utils import PendingReq
@@ -18,12 +24,19 @@ from minisgl.structure.compile import GrammarStore
 _PATIENCE = 0.002
 """Seconds for which an idle scheduler waits for a grammar, deaf to messages."""
 
+_LIMIT = 30.0
+"""Seconds that a request waits for its grammar, at most."""
+
+_WAITS, _READY, _SLOW, _BUSY = range(4)
+"""What rank 0 says of a grammar. Of the two for which it is too late, one is
+being compiled, and for the other no thread was free."""
+
 
 class StructuredScheduler(Scheduler):
     """Lets requests wait until their grammar is compiled; others overtake them.
 
-    Every rank compiles for itself. When a grammar is ready is rank 0's word, for
-    all ranks must take a request in before the same step.
+    Every rank compiles for itself. When a grammar is ready, or comes too late, is
+    rank 0's word, for all ranks must take a request in before the same step.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -54,7 +67,15 @@ class StructuredScheduler(Scheduler):
         for pending in queue[before:]:  # none, if it was refused
             if (form := pending.sampling_params.form) is not None:
                 pending.grammar = self.grammars.compile(form)
+                pending.deadline = time.monotonic() + _LIMIT
                 self._compiling.append(pending)
+
+    def _process_one_msg(self, msg: BaseBackendMsg) -> None:
+        super()._process_one_msg(msg)
+        if isinstance(msg, AbortBackendMsg):
+            gone = [p for p in self._compiling if p.uid == msg.uid]
+            self._compiling = [p for p in self._compiling if p.uid != msg.uid]
+            self._let_go(gone)
 
     def _schedule_next_batch(self) -> ForwardInput | None:
         if self._compiling:
@@ -75,24 +96,26 @@ class StructuredScheduler(Scheduler):
 
     def _take_in(self) -> None:
         """Let those run whose grammar is ready; refuse those that get none."""
-        ready = self._ready()
-        waiting, self._compiling = self._compiling, []
-        for pending, is_ready in zip(waiting, ready, strict=True):
-            if not is_ready:
-                self._compiling.append(pending)
-            elif self._is_here(pending.uid):  # else it was aborted
+        words = self._words()
+        found = list(zip(self._compiling, words, strict=True))
+        self._compiling = [p for p, word in found if word == _WAITS]
+        for pending, word in found:
+            if word == _READY:
                 self._finish(pending)
+            elif word != _WAITS:
+                self._give_up(pending, word)
 
-    def _ready(self) -> list[bool]:
-        """Whose grammar rank 0 has; all ranks get the same answer."""
+    def _words(self) -> list[int]:
+        """What rank 0 says of each grammar; all ranks get the same answer."""
         futures = [p.grammar for p in self._compiling if p.grammar is not None]
         queue = len(self.prefill_manager.pending_list)
         if not self.decode_manager.runnable and queue <= len(futures):
             wait(futures, _PATIENCE, FIRST_COMPLETED)
-        done = torch.tensor([int(future.done()) for future in futures])
+        words = torch.tensor([_word_for(p) for p in self._compiling])
         if self._ranks > 1:
-            dist.broadcast(done, group=self.tp_cpu_group, group_src=0)
-        return [bool(is_done) for is_done in done.tolist()]
+            dist.broadcast(words, group=self.tp_cpu_group, group_src=0)
+        found: list[int] = words.tolist()
+        return found
 
     def _finish(self, pending: PendingReq) -> None:
         """Hand a request its grammar, or tell its client why there is none."""
@@ -110,3 +133,42 @@ class StructuredScheduler(Scheduler):
         else:
             params = GrammarParams.of(pending.sampling_params, compiled)
             pending.sampling_params, pending.grammar = params, None
+
+    def _give_up(self, pending: PendingReq, word: int) -> None:
+        """Tell a client that its grammar takes too long; others run on."""
+        assert pending.sampling_params.form is not None
+        name = pending.sampling_params.form[0]
+        end = (
+            "refused",
+            f"{name}: this takes longer than {_LIMIT:g} seconds to prepare; "
+            "simplify it",
+        )
+        if word == _BUSY:
+            end = (
+                "error",
+                f"{name}: other requests' forms have kept this one waiting for "
+                f"{_LIMIT:g} seconds; try again later",
+            )
+        self.prefill_manager.abort_req(pending.uid)
+        self._let_go([pending])
+        self.send_result([self.replies.failure(pending.uid, *end)])
+
+    def _let_go(self, gone: list[PendingReq]) -> None:
+        """Take what nobody waits for any more out of the compiler's queue.
+
+        What is being compiled goes on: it cannot be stopped, and may be of use
+        to a later request.
+        """
+        wanted = [pending.grammar for pending in self._compiling]
+        for pending in gone:
+            if pending.grammar is not None and pending.grammar not in wanted:
+                pending.grammar.cancel()
+
+
+def _word_for(pending: PendingReq) -> int:
+    assert pending.grammar is not None
+    if pending.grammar.done():
+        return _READY
+    if time.monotonic() < pending.deadline:
+        return _WAITS
+    return _SLOW if pending.grammar.running() else _BUSY

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ class PendingReq:
 
     chunked_req: the part that is, with its row and its pages; None before.
     grammar: what has to be compiled before it may run.
+    deadline: until when it waits for that, as `time.monotonic` counts.
     """
 
     uid: int
@@ -30,6 +32,7 @@ class PendingReq:
     sampling_params: SamplingParams
     chunked_req: ChunkedReq | None = None
     grammar: Future[CompiledGrammar] | None = None
+    deadline: float = math.inf
 
     @property
     def input_len(self) -> int:

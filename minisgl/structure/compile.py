@@ -6,7 +6,8 @@ import json
 import re
 from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property, lru_cache
+from functools import cached_property
+from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -23,6 +24,9 @@ CompiledGrammar: TypeAlias = "xgr.CompiledGrammar"
 _KEPT = 128
 """Grammars that are remembered."""
 
+_THREADS = 4
+"""Forms that are compiled at the same time."""
+
 _SOURCE = re.compile(r"^\[[0-9:]+\] \S+:\d+: ")
 """In front of xgrammar's messages: when, and which line of it says so."""
 
@@ -38,9 +42,9 @@ _NEVER = r"\0-\u001f\"\\"
 class GrammarStore:
     """Compiles forms beside the scheduler, and keeps what came of the latest.
 
-    One thread does it, one form after the other: what runs needs the cores more.
-    xgrammar lets go of Python's lock while it works, and is imported with the
-    first form.
+    A few threads do it: with one, a form that takes a minute would hold up all
+    others, and with many, they would take the cores from what runs. xgrammar
+    lets go of Python's lock while it works, and is imported with the first form.
 
     model_path: a folder or hub id, for its tokenizer.
     vocab_size: of the model, which may be larger than its tokenizer's.
@@ -52,19 +56,24 @@ class GrammarStore:
     ) -> None:
         self._model_path, self._vocab_size = model_path, vocab_size
         self._ends = sorted(t for t in end_tokens if t < vocab_size)
-        self._thread = ThreadPoolExecutor(1, "grammar")
-        self._remembered = lru_cache(_KEPT)(self._submit)
+        self._threads = ThreadPoolExecutor(_THREADS, "grammar")
+        self._making = Lock()
+        self._kept: dict[tuple[str, str], Future[CompiledGrammar]] = {}
 
     def compile(self, form: tuple[str, str]) -> Future[CompiledGrammar]:
         """The grammar of a form as `SamplingParams.form` names it, some day.
 
         The result may be a ValueError, which names the form's field: no such
-        grammar can be made.
+        grammar can be made. Nobody else has to know of a future that is
+        cancelled: who asks for that form again gets a new one.
         """
-        return self._remembered(form)
-
-    def _submit(self, form: tuple[str, str]) -> Future[CompiledGrammar]:
-        return self._thread.submit(self._compile, *form)
+        found = self._kept.pop(form, None)
+        if found is None or found.cancelled():
+            found = self._threads.submit(self._compile, *form)
+        self._kept[form] = found  # at the end: it was used last
+        if len(self._kept) > _KEPT:
+            del self._kept[next(iter(self._kept))]
+        return found
 
     def _compile(self, name: str, text: str) -> CompiledGrammar:
         import xgrammar as xgr
@@ -74,8 +83,10 @@ class GrammarStore:
                 f"{name}: this model has no end token, so that no answer of "
                 "a given form could end"
             )
+        with self._making:  # from Python 3.12 on cached_property has no lock
+            compiler = self._compiler
         try:
-            compiled = self._compiler.compile_grammar(_parse(xgr, name, text))
+            compiled = compiler.compile_grammar(_parse(xgr, name, text))
         except RuntimeError as error:
             reason = _SOURCE.sub("", str(error).strip())
             raise ValueError(f"{name}: {reason}") from None
