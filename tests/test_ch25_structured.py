@@ -198,20 +198,20 @@ def test_who_waits_for_a_grammar_is_overtaken_and_can_be_aborted(monkeypatch):
     run.assert_every_page()
 
 
-def gated(monkeypatch, form: str, seconds=None):
-    """Opens what holds up the compiling of one form; what was begun."""
+@pytest.fixture
+def gated(monkeypatch):
+    """Opens what holds up the compiling of ``slow``; what was begun."""
     gate, begun, compiling = threading.Event(), [], GrammarStore._compile
 
     def slow(self, name, text):
         begun.append(text)
-        if text == form:
+        if text == "slow":
             assert gate.wait(60)
         return compiling(self, name, text)
 
     monkeypatch.setattr(GrammarStore, "_compile", slow)
-    if seconds is not None:
-        monkeypatch.setattr(structured, "_LIMIT", seconds)
-    return gate, begun
+    yield gate, begun
+    gate.set()  # a process ends when its threads have
 
 
 def step_until(run: Driver, uid: int) -> None:
@@ -221,8 +221,8 @@ def step_until(run: Driver, uid: int) -> None:
         run.step()
 
 
-def test_a_form_that_takes_long_holds_up_no_other_form(monkeypatch):
-    gate, _ = gated(monkeypatch, "slow")
+def test_a_form_that_takes_long_holds_up_no_other_form(gated):
+    gate, _ = gated
     run = driver(overlap=True)
     run.submit(0, random_prompt(1, 9), 8, regex="slow", **ENDED)
     for uid in (1, 2, 3):
@@ -236,8 +236,9 @@ def test_a_form_that_takes_long_holds_up_no_other_form(monkeypatch):
     run.assert_every_page()
 
 
-def test_what_takes_too_long_to_compile_is_refused(monkeypatch):
-    gate, begun = gated(monkeypatch, "slow", 0.3)
+def test_what_takes_too_long_to_compile_is_refused(gated, monkeypatch):
+    monkeypatch.setattr(structured, "_LIMIT", 0.3)
+    gate, begun = gated
     run = driver(overlap=True)
     run.submit(0, random_prompt(1, 9), 8, regex="slow", **ENDED)
     run.submit(1, random_prompt(2, 9), 8)
@@ -260,9 +261,10 @@ def test_what_takes_too_long_to_compile_is_refused(monkeypatch):
     run.assert_every_page()
 
 
-def test_what_no_thread_was_free_for_is_not_at_fault(monkeypatch):
+def test_what_no_thread_was_free_for_is_not_at_fault(gated, monkeypatch):
     monkeypatch.setattr(compile_module, "_THREADS", 1)
-    gate, begun = gated(monkeypatch, "slow", 0.3)
+    monkeypatch.setattr(structured, "_LIMIT", 0.3)
+    gate, begun = gated
     run = driver(overlap=True)
     run.submit(0, random_prompt(1, 9), 8, regex="slow", **ENDED)
     run.submit(1, random_prompt(1, 9), 8, regex="fast", **ENDED)
@@ -284,9 +286,11 @@ def test_what_no_thread_was_free_for_is_not_at_fault(monkeypatch):
     run.assert_every_page()
 
 
-def test_nothing_is_compiled_for_requests_that_have_been_aborted(monkeypatch):
+def test_nothing_is_compiled_for_requests_that_have_been_aborted(
+    gated, monkeypatch
+):
     monkeypatch.setattr(compile_module, "_THREADS", 1)
-    gate, begun = gated(monkeypatch, "slow")
+    gate, begun = gated
     run = driver(overlap=True)
     forms = ["slow", "left", "kept", "kept"]
     for uid, form in enumerate(forms):
