@@ -171,33 +171,6 @@ def test_after_the_form_only_end_tokens_follow():
     run.assert_every_page()
 
 
-def test_who_waits_for_a_grammar_is_overtaken_and_can_be_aborted(monkeypatch):
-    gate, compiling = threading.Event(), GrammarStore._compile
-
-    def slow(self, name, text):
-        assert gate.wait(60)
-        return compiling(self, name, text)
-
-    monkeypatch.setattr(GrammarStore, "_compile", slow)
-    run = driver(overlap=True)
-    for uid in (0, 1):
-        run.submit(uid, random_prompt(1, 9), 8, choice=["yes"], **ENDED)
-    run.submit(2, random_prompt(2, 9), 8)
-    while 2 not in run.ended:
-        run.step()
-    assert not run.answers[0] and 0 not in run.ended
-    assert run.scheduler.has_work and not run.idle
-    run.abort(1)
-    run.step()
-    run.submit(3, random_prompt(2, 9), 8)
-    while 3 not in run.ended:
-        run.step()
-    gate.set()
-    run.run()
-    assert texts(run)[0] == "yes" and not run.answers[1]
-    run.assert_every_page()
-
-
 @pytest.fixture
 def gated(monkeypatch):
     """Opens what holds up the compiling of ``slow``; what was begun."""
@@ -212,6 +185,27 @@ def gated(monkeypatch):
     monkeypatch.setattr(GrammarStore, "_compile", slow)
     yield gate, begun
     gate.set()  # a process ends when its threads have
+
+
+def test_who_waits_for_a_grammar_is_overtaken_and_can_be_aborted(gated):
+    gate, _ = gated
+    run = driver(overlap=True)
+    for uid in (0, 1):
+        run.submit(uid, random_prompt(1, 9), 8, regex="slow", **ENDED)
+    run.submit(2, random_prompt(2, 9), 8)
+    while 2 not in run.ended:
+        run.step()
+    assert not run.answers[0] and 0 not in run.ended
+    assert run.scheduler.has_work and not run.idle
+    run.abort(1)
+    run.step()
+    run.submit(3, random_prompt(2, 9), 8)
+    while 3 not in run.ended:
+        run.step()
+    gate.set()
+    run.run()
+    assert texts(run)[0] == "slow" and not run.answers[1]
+    run.assert_every_page()
 
 
 def step_until(run: Driver, uid: int) -> None:
@@ -237,7 +231,7 @@ def test_a_form_that_takes_long_holds_up_no_other_form(gated):
 
 
 def test_what_takes_too_long_to_compile_is_refused(gated, monkeypatch):
-    monkeypatch.setattr(structured, "_LIMIT", 0.3)
+    monkeypatch.setattr(structured, "_LIMIT", 1.0)
     gate, begun = gated
     run = driver(overlap=True)
     run.submit(0, random_prompt(1, 9), 8, regex="slow", **ENDED)
@@ -245,7 +239,7 @@ def test_what_takes_too_long_to_compile_is_refused(gated, monkeypatch):
     step_until(run, 0)
     assert run.ended[0].finish_reason == "refused"
     assert run.ended[0].error == (
-        "regex: this takes longer than 0.3 seconds to prepare; simplify it"
+        "regex: this takes longer than 1 seconds to prepare; simplify it"
     )
     assert not run.scheduler._compiling
     # Whoever asks again waits in his turn, and is served when it is there.
@@ -263,7 +257,7 @@ def test_what_takes_too_long_to_compile_is_refused(gated, monkeypatch):
 
 def test_what_no_thread_was_free_for_is_not_at_fault(gated, monkeypatch):
     monkeypatch.setattr(compile_module, "_THREADS", 1)
-    monkeypatch.setattr(structured, "_LIMIT", 0.3)
+    monkeypatch.setattr(structured, "_LIMIT", 1.0)
     gate, begun = gated
     run = driver(overlap=True)
     run.submit(0, random_prompt(1, 9), 8, regex="slow", **ENDED)
@@ -272,7 +266,7 @@ def test_what_no_thread_was_free_for_is_not_at_fault(gated, monkeypatch):
     assert run.ended[0].finish_reason == "refused"
     assert run.ended[1].finish_reason == "error"
     assert run.ended[1].error == (
-        "regex: other requests' forms have kept this one waiting for 0.3 "
+        "regex: other requests' forms have kept this one waiting for 1 "
         "seconds; try again later"
     )
     gate.set()
@@ -320,10 +314,11 @@ def test_the_tokens_are_read_once_for_all_threads(monkeypatch):
 
     monkeypatch.setattr(compile_module, "token_bytes", slow)
     ends = load_eos_token_ids(str(FOLDER))
-    made = GrammarStore(str(FOLDER), 512, ends)
+    made = GrammarStore(str(FOLDER), 520, ends)
     for found in [made.compile(("regex", f"a{i}")) for i in range(8)]:
         found.result(60)
-    assert len(read) == 1
+    # Another test's thread may still read those of its own.
+    assert [size for _, size in read].count(520) == 1
 
 
 def test_only_the_latest_forms_are_remembered(monkeypatch):
