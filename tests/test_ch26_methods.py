@@ -5,6 +5,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from minisgl.kernel.quant_linear import (
     unpack_int4,
 )
 from minisgl.layers import LinearReplicated
-from minisgl.quant import QuantConfig, create_quant_method
+from minisgl.quant import QuantConfig, create_quant_method, fp8
 from minisgl.quant.fp8 import quantize_rows, scaled_product
 
 FORMATS = ["fp8", "int8", "int4"]
@@ -233,42 +234,45 @@ def test_a_product_with_both_factors_in_float8():
     assert 5e-3 < both.max() < 0.1, "float8 activations cost something"
 
 
-INTERPRETED = """
-import torch
-from minisgl.quant import fp8
-x = torch.randn(6, 100, generator=torch.Generator().manual_seed(0)).bfloat16()
-x[2], x[3] = 0, 1000 * x[3]
-assert fp8.runs_triton(x.device)
-rows, scale = fp8.quantize_rows(x[:, :80])
-fp8.runs_triton = lambda device: False
-plain, expected = fp8.quantize_rows(x[:, :80])
-assert torch.allclose(scale, expected, rtol=1e-6, atol=0)
-same = rows.float() == plain.float()
-# The interpreter loses what is carried into the exponent: 127 becomes 64, not 128.
-carried = torch.frexp(plain.float().abs()).mantissa == 0.5
-assert (same | carried).all() and same.float().mean() > 0.95
+@pytest.mark.parametrize(
+    ("dtype", "outs", "columns", "groups", "hopper", "fits"),
+    [
+        (torch.bfloat16, 48, 64, 1, True, True),
+        (torch.float16, 48, 64, 1, True, False),
+        (torch.bfloat16, 48, 64, 2, True, False),
+        (torch.bfloat16, 40, 64, 1, True, False),
+        (torch.bfloat16, 48, 72, 1, True, False),
+        (torch.bfloat16, 48, 64, 1, False, False),
+    ],
+)
+def test_both_factors_are_in_float8_only_where_a_gpu_takes_them(
+    monkeypatch, dtype, outs, columns, groups, hopper, fits
+):
+    """Anything else is computed with the weights as floats, not refused by it."""
+    monkeypatch.setattr(fp8, "is_sm90_supported", lambda: hopper)
+    weight, scale = torch.zeros(outs, columns), torch.ones(outs, groups)
+    on_gpu, on_cpu = (
+        SimpleNamespace(dtype=dtype, is_cuda=place) for place in (True, False)
+    )
+    assert fp8._has_tensor_cores(on_gpu, weight, scale) == fits
+    assert not fp8._has_tensor_cores(on_cpu, weight, scale)
 
 
-def product(rows, outs, width):
-    make = torch.Generator().manual_seed(rows)
-    x = torch.randn(rows, width, generator=make).bfloat16()
-    weight = torch.randn(outs, width, generator=make).to(torch.float8_e4m3fn)
-    scale = torch.rand(outs, 1, generator=make) + 0.5
-    fp8.runs_triton = lambda device: False
-    small, row_scale = fp8.quantize_rows(x)
-    exact = (small.float() * row_scale) @ (weight.float() * scale).T
-    found = fp8._few_rows(small, row_scale, weight, scale, x.dtype)
-    torch.testing.assert_close(found.float(), exact, rtol=8e-3, atol=8e-3)
-    return found
+def test_programs_that_share_a_multiprocessor_share_its_memory(monkeypatch):
+    """Those that would have to wait for one another take less of it."""
+    gpu = SimpleNamespace(
+        shared_memory_per_multiprocessor=228 << 10, multi_processor_count=132
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
 
+    def is_alone(programs, size):
+        return fp8._is_alone.__wrapped__(
+            torch.device("cuda"), programs, size << 10
+        )
 
-product(1, 64, 512)
-product(17, 80, 256)
-wide = product(64, 208, 768)
-fp8._is_alone = lambda *args: False
-assert torch.allclose(wide, product(64, 208, 768), rtol=8e-3, atol=8e-3)
-print("equal")
-"""
+    assert is_alone(132, 227)
+    assert not is_alone(133, 227)
+    assert not is_alone(132, 228), "the system keeps a part"
 
 
 def test_the_kernels_in_tritons_interpreter():
@@ -276,7 +280,7 @@ def test_the_kernels_in_tritons_interpreter():
         pytest.skip("triton is not installed")
     root = str(Path(kernel_module.__file__).parents[2])
     done = subprocess.run(
-        [sys.executable, "-c", INTERPRETED],
+        [sys.executable, str(Path(root) / "tests" / "float8.py")],
         capture_output=True,
         text=True,
         env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": root},

@@ -171,8 +171,32 @@ def scrape(live) -> dict[str, float]:
         return read(answer.read().decode())
 
 
+def check_stream(live):
+    """A stream has every token of a step."""
+    ids = prompts(FOLDER)[2]
+    body = {
+        "prompt": ids,
+        "max_tokens": 11,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    with live.open("/v1/completions", body) as answer:
+        lines = answer.read().decode().splitlines()
+    found = [
+        json.loads(line[6:]) for line in lines if line.startswith("data: {")
+    ]
+    assert "usage" in found[-1], found[-1]
+    told = found[-1]["usage"]
+    assert told["completion_tokens"] == 11
+    details = told["completion_tokens_details"]
+    assert details["accepted_prediction_tokens"] == 8
+
+
 @pytest.mark.parity
 def test_a_server_tells_how_many_drafts_were_right(live):
+    """All in one test: a scheduler that fails takes its server along."""
     ids = prompts(FOLDER)[1]
     body = {
         "prompt": ids,
@@ -205,6 +229,7 @@ def test_a_server_tells_how_many_drafts_were_right(live):
     expected = reference(FOLDER, ids, 64).ids[:21]
     decoded = load_tokenizer(FOLDER).decode(expected, skip_special_tokens=True)
     assert texts[0] == decoded
+    check_stream(live)
 
 
 def test_a_wish_that_is_none_is_named(live):
@@ -212,24 +237,3 @@ def test_a_wish_that_is_none_is_named(live):
         "/v1/completions", {"prompt": "Hi", "speculate": "no"}
     )
     assert status == 400 and told["error"]["param"] == "speculate"
-
-
-def test_a_stream_has_every_token_of_a_step(live):
-    ids = prompts(FOLDER)[2]
-    body = {
-        "prompt": ids,
-        "max_tokens": 11,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    with live.open("/v1/completions", body) as answer:
-        lines = answer.read().decode().splitlines()
-    found = [
-        json.loads(line[6:]) for line in lines if line.startswith("data: {")
-    ]
-    told = found[-1]["usage"]
-    assert told["completion_tokens"] == 11
-    details = told["completion_tokens_details"]
-    assert details["accepted_prediction_tokens"] == 8

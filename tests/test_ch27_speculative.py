@@ -303,21 +303,49 @@ def test_aborts_at_any_step_leave_nothing_behind(way):
             drafter = driver.scheduler.drafter
             assert not drafter._followers
             pages = drafter.pages
-            assert len(pages.free_pages.unique()) == pages.num_pages
+            assert sorted(pages.free_pages.tolist()) == [
+                *range(pages.num_pages)
+            ]
 
 
 # What is guessed, and when.
 
 
+def note_draft_tokens(driver) -> list[int]:
+    """Tokens that the draft model computes in each of its steps."""
+    drafter, taken = driver.scheduler.drafter, []
+    run = drafter._run
+
+    def noted(live):
+        taken.append(sum(f.req.extend_len for f in live))
+        return run(live)
+
+    drafter._run = noted
+    return taken
+
+
 def test_right_drafts_save_steps():
     """With the model itself as its draft model, every draft is right."""
     driver = drive(speculative_tokens=4, **WAYS["draft"])
+    taken = note_draft_tokens(driver)
     asked(driver, [PROMPTS[3]], max_tokens=41)
     steps = [step for step in driver.steps if step.phase == "prefill"]
     # The prompt makes one token, each further step five.
     assert len(steps) == 1 + 8 and len(driver.steps) == 9
     told = driver.ended[0]
     assert (told.accepted_tokens, told.rejected_tokens) == (4, 0)
+    # Of five new tokens the draft model has computed all but the last two.
+    assert taken[1:4] == [1, 1, 1] and taken[4:8] == [2, 1, 1, 1] == taken[-4:]
+
+
+def test_as_many_are_guessed_for_as_can_run():
+    driver = drive(max_running_req=2, **WAYS["draft"])
+    asked(driver, PROMPTS[2:4], max_tokens=12)
+    driver.assert_parity(length=12)
+    assert driver.checked and all(
+        len(counts) == 2 and 0 not in counts.values()
+        for counts in driver.checked[:2]
+    )
 
 
 def test_a_draft_model_goes_on_from_what_was_right(tmp_path):
@@ -371,18 +399,16 @@ def test_who_does_not_want_to_speculate_keeps_overlap_and_has_no_drafts():
 
 
 def test_a_long_prompt_reaches_the_draft_model_in_chunks():
+    """Before it has all of a text it does not guess how that goes on."""
     driver = drive(max_extend_tokens=8, speculative_tokens=3, **WAYS["draft"])
-    taken = []
-    run = driver.scheduler.drafter._run
-
-    def noted(live):
-        taken.append(sum(f.req.extend_len for f in live))
-        return run(live)
-
-    driver.scheduler.drafter._run = noted
-    asked(driver, PROMPTS[4:7], max_tokens=30)
+    taken, sent = note_draft_tokens(driver), []
+    for uid, ids in enumerate(PROMPTS[4:7]):
+        driver.submit(uid, ids, max_tokens=30)
+    while not driver.idle:
+        sent += driver.step()
     driver.assert_parity(length=30)
     assert max(taken) == 8 and driver.drafted > 20
+    assert not any(told.rejected_tokens for told in sent)
 
 
 def test_the_books_of_a_draft_model_are_checked_when_idle(caplog):

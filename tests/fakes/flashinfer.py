@@ -103,6 +103,7 @@ class _Paged:
 
     def _check_idle_blocks(self, disable_split_kv):
         """Recorded, blocks that a plan leaves out do what stands in its tail."""
+        self.shares_sequences = not disable_split_kv
         if self._use_cuda_graph and disable_split_kv:
             used = self._pin_memory_int_workspace_buffer.any()
             check(not used, "blocks without work would compute anything")
