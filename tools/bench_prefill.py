@@ -43,9 +43,9 @@ def milliseconds(llm: TimedLLM, length: int, count: int, seed: int) -> float:
 
 def measure(subject: Subject, recorded: bool) -> dict[tuple[int, int], float]:
     """By length and number of prompts."""
-    sizes = {"SIZES": prefill_graph.SIZES if recorded else ()}
+    sizes = prefill_graph.SIZES if recorded else ()
     with (
-        patch.multiple("minisgl.engine.prefill_graph", **sizes),
+        patch.object(prefill_graph, "SIZES", sizes),
         subject.engine() as llm,
     ):
         for length in LENGTHS:
