@@ -303,23 +303,25 @@ class Noted:
 def test_sizes_whose_partial_results_have_no_room_are_left_out():
     plans = torch.zeros(8, dtype=torch.uint8)
 
-    def fitting(mib: int, heads: tuple[int, int, int]) -> list[int]:
-        room = torch.empty(mib << 20, dtype=torch.uint8)
+    def fitting(size: int, heads: tuple[int, int, int]) -> list[int]:
+        room = torch.empty(size, dtype=torch.uint8)
         return PrefillWrappers((room, plans), heads, 64, 5).fitting(SIZES)
 
+    usual = 128 << 20
     # 32 heads, 128 rows of 128 values and a sum, in float32.
     each = 4 * 32 * 128 * 129
-    assert fitting(128, (16, 8, 128)) == [*SIZES] == fitting(128, (32, 8, 128))
+    assert fitting(usual, (16, 8, 128)) == [*SIZES]
     # 264 blocks for 4 kv heads.
-    assert each * 66 > 128 << 20
+    assert each * 66 > usual
     unshared = [size for size in SIZES if size >= 512]
-    assert fitting(128, (32, 4, 128)) == unshared == fitting(1, (16, 8, 128))
+    assert fitting(usual, (32, 4, 128)) == unshared
+    assert fitting(1 << 20, (16, 8, 128)) == unshared
     # 33 blocks for 8 of them.
-    assert fitting(each * 32 >> 20, (32, 8, 128)) == unshared
-    assert fitting((each * 33 >> 20) + 1, (32, 8, 128)) == [*SIZES]
+    assert fitting(each * 33 - 1, (32, 8, 128)) == unshared
+    assert fitting(each * 33, (32, 8, 128)) == [*SIZES]
     # A block for each 128 rows and one for each further request: 6 for 256
     # tokens, where 64 kv heads leave 4 by the first count.
-    assert fitting((2 * each * 6 >> 20) + 1, (64, 64, 128)) == [
+    assert fitting(2 * each * 6, (64, 64, 128)) == [
         *(size for size in SIZES if size <= 256),
         *unshared,
     ]
