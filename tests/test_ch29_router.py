@@ -261,9 +261,13 @@ def test_who_drains_gets_nothing_new_and_leaves_when_it_is_done():
         fake = await scene.busy()
         leaving = fake.beat(draining=True)
         assert scene.fleet.beat(leaving) == 1
+        # Of the two it has less to do.
+        [other] = (f for f in scene.fakes if f is not fake)
+        scene.fleet.replicas[other.name].in_flight += 2
         for _ in range(4):
             async with scene.session.get(f"{scene.url}/v1/models") as answer:
-                assert answer.headers["x-minisgl-replica"] != fake.name
+                assert answer.headers["x-minisgl-replica"] == other.name
+        scene.fleet.replicas[other.name].in_flight -= 2
         await fake.pieces.put(EVENT % 1)
         await fake.pieces.put(DONE)
         await fake.pieces.put(b"")
