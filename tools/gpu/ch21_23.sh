@@ -8,32 +8,10 @@
 # Logs go to OUT (.cache/gpu). The exit status is 1 if a part failed.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
-out="${1:-${OUT:-.cache/gpu}}"
-[ "$#" -gt 0 ] && shift
-wanted=" ${*:-roof levers prompts online ablation} "
-set --
-mkdir -p "$out"
-export PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false TRANSFORMERS_VERBOSITY=error
-export LOG_LEVEL=warning TQDM_DISABLE=1 COLUMNS=110
-if [ -f .gpu/setup.sh ] && ! python3 -c "import flashinfer" 2>/dev/null; then
-    # shellcheck disable=SC1091
-    source .gpu/setup.sh
-fi
-summary=()
-failed=0
-
-part() { # NAME SECONDS COMMAND...
-    local name="$1" limit="$2" begin status
-    shift 2
-    [[ "$wanted" == *" $name "* ]] || return 0
-    echo "=== $name: $*"
-    begin=$(date +%s)
-    timeout "$limit" "$@" 2>&1 | tee "$out/$name.txt"
-    status=${PIPESTATUS[0]}
-    summary+=("$(printf '%-5s%-10s%4d s' "$([ "$status" -eq 0 ] && echo ok || echo FAIL)" \
-        "$name" $(($(date +%s) - begin)))")
-    [ "$status" -eq 0 ] || failed=1
-}
+needs="flashinfer"
+# shellcheck source=tools/gpu/parts.sh
+source tools/gpu/parts.sh "$@"
+export COLUMNS=110
 
 online() { # a server with random weights, and the load of chapter 21
     local folder server status

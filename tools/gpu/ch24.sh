@@ -8,33 +8,14 @@
 # line for every part; the exit status is 1 if one failed.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
-out="${1:-${OUT:-.cache/gpu}}"
-mkdir -p "$out"
-export PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false TRANSFORMERS_VERBOSITY=error
-export LOG_LEVEL=warning TQDM_DISABLE=1
 # NVLink's multicast: of no use to two GPUs, and on some machines not allowed.
 export NCCL_NVLS_ENABLE="${NCCL_NVLS_ENABLE:-0}"
 # Everything is compiled in this run, so that it is known to compile and how long it takes.
 XDG_CACHE_HOME="$(mktemp -d)"
 export XDG_CACHE_HOME TRITON_CACHE_DIR="$XDG_CACHE_HOME/triton"
-if [ -f .gpu/setup.sh ] && ! python3 -c "import flashinfer, flash_attn" 2>/dev/null; then
-    # shellcheck disable=SC1091
-    source .gpu/setup.sh
-fi
-summary=()
-failed=0
-
-part() { # NAME SECONDS COMMAND...
-    local name="$1" limit="$2" begin status
-    shift 2
-    echo "=== $name: $*"
-    begin=$(date +%s)
-    timeout "$limit" "$@" 2>&1 | tee "$out/$name.txt"
-    status=${PIPESTATUS[0]}
-    summary+=("$(printf '%-5s%-14s%4d s  %s' "$([ "$status" -eq 0 ] && echo ok || echo FAIL)" \
-        "$name" $(($(date +%s) - begin)) "$(tail -n 1 "$out/$name.txt" | cut -c 1-60)")")
-    [ "$status" -eq 0 ] || failed=1
-}
+needs="flashinfer, flash_attn"
+# shellcheck source=tools/gpu/parts.sh
+source tools/gpu/parts.sh "$@"
 
 part check 90 python3 -m minisgl.check_gpu --only "delta" --json "$out/check_delta.json"
 part models 60 python3 tools/models.py path qwen3.5-tiny
