@@ -1,6 +1,10 @@
-"""Marks of the tests: `until(chapter, reason)` skips a test outside its chapters."""
+"""Marks of the tests: `until(chapter, reason)` skips a test outside its chapters.
+
+And what several chapters' tests ask for.
+"""
 
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -33,3 +37,19 @@ def pytest_collection_modifyitems(
 
 def _arguments(chapter: int | str, reason: str) -> tuple[int | str, str]:
     return chapter, reason
+
+
+@pytest.fixture
+def rank() -> Iterator[Callable[[int, int], None]]:
+    """Makes this process one rank of several, for layers and weights."""
+    # There are ranks from chapter 16 on.
+    from minisgl.distributed import set_tp_info
+    from minisgl.distributed.info import clear_tp_info
+
+    def become(number: int, size: int) -> None:
+        clear_tp_info()
+        set_tp_info(number, size)
+
+    clear_tp_info()
+    yield become
+    clear_tp_info()

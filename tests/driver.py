@@ -160,6 +160,14 @@ class Driver:
             size = len(got) if length is None else length
             check(got, solo(self.folder, self.prompts[uid], size))
 
+    def has_parity(self, *uids: int, length: int | None = None) -> bool:
+        """Whether `assert_parity` finds nothing: for tests of what goes wrong."""
+        try:
+            self.assert_parity(*uids, length=length)
+        except AssertionError:
+            return False
+        return True
+
     def assert_clean(self) -> None:
         """Idle, with every row free; from ch08 on every page is accounted for too."""
         assert self.idle, "something is still to be done"

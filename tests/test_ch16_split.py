@@ -7,7 +7,6 @@ import torch
 
 from minisgl import distributed
 from minisgl.distributed import DistributedInfo, get_tp_info, set_tp_info
-from minisgl.distributed.info import clear_tp_info
 from minisgl.engine import Engine, EngineConfig
 from minisgl.layers import LinearOProj, LinearQKVMerged, VocabParallelEmbedding
 from minisgl.models import load_weight
@@ -18,19 +17,6 @@ from tools.models import model_path
 
 FOLDER = model_under_test("qwen3-tiny")
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def rank():
-    """Makes this process one rank of several, for layers and weights."""
-
-    def become(number: int, size: int) -> None:
-        clear_tp_info()
-        set_tp_info(number, size)
-
-    clear_tp_info()
-    yield become
-    clear_tp_info()
 
 
 def config_of(folder, number=0, size=1, **settings):

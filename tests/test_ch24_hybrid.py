@@ -16,8 +16,6 @@ from safetensors.torch import load_file, save_file
 from minisgl.attention.segments import NOWHERE, cut_into_waves
 from minisgl.benchmark.shapes import shape_folder
 from minisgl.core import Batch
-from minisgl.distributed import set_tp_info
-from minisgl.distributed.info import clear_tp_info
 from minisgl.kernel import delta
 from minisgl.kernel.delta_rule import (
     CHUNK,
@@ -657,19 +655,6 @@ def test_the_shapes_are_as_large_as_their_names():
         "qwen3.5-0.8b": 752_393_024,
         "qwen3.5-35b-a3b": 34_660_610_688,
     }
-
-
-@pytest.fixture
-def rank():
-    """Makes this process one rank of several, for weights."""
-
-    def become(number, size):
-        clear_tp_info()
-        set_tp_info(number, size)
-
-    clear_tp_info()
-    yield become
-    clear_tp_info()
 
 
 @pytest.mark.parametrize("hub", [False, True])

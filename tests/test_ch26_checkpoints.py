@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from minisgl.distributed import DistributedInfo, set_tp_info
-from minisgl.distributed.info import clear_tp_info
+from minisgl.distributed import DistributedInfo
 from minisgl.engine import EngineConfig
 from minisgl.kernel.quant_linear import dequantize
 from minisgl.models import ModelConfig, create_model, load_model_weight
@@ -33,19 +32,6 @@ def published(tmp_path_factory):
         kind: quantised.publish(SOURCE, tmp_path_factory.mktemp("quant"), kind)
         for kind in quantised.KINDS
     }
-
-
-@pytest.fixture
-def rank():
-    """Makes this process one rank of several."""
-
-    def become(number, size):
-        clear_tp_info()
-        set_tp_info(number, size)
-
-    clear_tp_info()
-    yield become
-    clear_tp_info()
 
 
 def load(folder, quantization=None):
