@@ -15,7 +15,7 @@ from minisgl.attention.choice import Demand
 from minisgl.attention.fi_prefill import (
     ENOUGH_TOKENS,
     PrefillWrappers,
-    plan_nothing,
+    fix_place,
 )
 from minisgl.attention.recorded_prefill import RecordsPrefill
 from minisgl.attention.utils import BaseCaptureData
@@ -256,10 +256,7 @@ class FlashInferBackend(BaseAttnBackend, RecordsPrefill):
             "NHD",
             use_tensor_cores=self._tensor_cores_for(size),
         )
-        wrapper.reset_workspace_buffer(
-            self.float_workspace_buffer, self._graph_plans
-        )
-        plan_nothing(wrapper)
+        fix_place(wrapper, self.float_workspace_buffer, self._graph_plans)
         return wrapper
 
     def prepare_for_replay(self, batch: Batch) -> None:

@@ -31,6 +31,15 @@ def plan_nothing(wrapper: Any) -> None:
     wrapper._pin_memory_int_workspace_buffer.zero_()
 
 
+def fix_place(wrapper: Any, results: torch.Tensor, plans: torch.Tensor) -> None:
+    """Make what a wrapper plans lie where recordings look for it.
+
+    results, plans: uint8, on the device; all recordings have the same.
+    """
+    wrapper.reset_workspace_buffer(results, plans)
+    plan_nothing(wrapper)
+
+
 class PrefillWrappers:
     """Plans prefill batches at addresses that stay.
 
@@ -92,8 +101,7 @@ class PrefillWrappers:
             paged_kv_last_page_len_buf=self.capture.seq_lens,
             backend="fa2",
         )
-        wrapper.reset_workspace_buffer(*self._buffers)
-        plan_nothing(wrapper)
+        fix_place(wrapper, *self._buffers)
         self._wrappers[tokens] = wrapper
 
     def __getitem__(self, tokens: int) -> BatchPrefillWithPagedKVCacheWrapper:

@@ -19,7 +19,7 @@ from minisgl.benchmark.traffic import (
     measure_rates,
     traffic_of,
 )
-from minisgl.benchmark.workload import UNTIMED, Workload
+from minisgl.benchmark.workload import UNTIMED, Request, Workload
 
 PROFILED = 48
 """Tokens of an answer while operators of a CPU are watched: they are many."""
@@ -120,15 +120,16 @@ def _time_rows(
     on_gpu = llm.engine.device.type == "cuda"
     kind = ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU
     longest, seconds = (work.longest if on_gpu else PROFILED), quickest
-    timed, watched = (
-        [
+
+    def draw(more: int) -> list[Request]:
+        return [
             replace(r, output=min(r.output, longest))
             for r in work.draw(llm.engine.sampler.vocab_size, UNTIMED + more)
         ]
-        for more in (1, 2)
-    )
+
     if not on_gpu:
-        seconds = llm.run(timed, work.temperature).seconds
+        seconds = llm.run(draw(1), work.temperature).seconds
+    watched = draw(2)
     with profile(activities=[kind]) as seen:
         llm.run(watched, work.temperature)
     spans = [

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
 from minisgl.attention import BaseAttnBackend
 from minisgl.attention.recorded_prefill import RecordsPrefill
-from minisgl.core import Batch, Req, SamplingParams, get_global_ctx
+from minisgl.core import Batch, Req, get_global_ctx
 from minisgl.models import BaseLLMModel
 from minisgl.utils import init_logger
 from minisgl.utils.recorded import RecordedRun
@@ -25,15 +26,8 @@ REQUESTS = 4
 
 def make_filler(dummy: Req, tokens: int) -> Req:
     """A dummy that computes so many tokens; with 0 it has one, known already."""
-    filler = Req(
-        input_ids=torch.zeros(max(tokens, 1), dtype=torch.int32),
-        table_idx=dummy.table_idx,
-        cached_len=0,
-        output_len=1,
-        uid=dummy.uid,
-        sampling_params=SamplingParams(max_tokens=1),
-        cache_handle=dummy.cache_handle,
-    )
+    ids = torch.zeros(max(tokens, 1), dtype=torch.int32)
+    filler = replace(dummy, input_ids=ids)
     filler.cached_len = filler.device_len - tokens
     return filler
 
@@ -61,6 +55,7 @@ class PrefillGraphs:
     ) -> None:
         self._backend = backend
         self._dummy = dummy_req
+        self._idle = make_filler(dummy_req, 0)
         self._requests = min(REQUESTS, len(logits))
         self._logits = logits[: self._requests]
         self._ctx = get_global_ctx()
@@ -95,8 +90,7 @@ class PrefillGraphs:
     def _capture(
         self, size: int, model: BaseLLMModel, recording: RecordedRun
     ) -> RecordedRun:
-        idle = make_filler(self._dummy, 0)
-        batch = Batch([idle] * self._requests, "prefill")
+        batch = Batch([self._idle] * self._requests, "prefill")
         batch.padded_reqs = [*batch.reqs, make_filler(self._dummy, size)]
         batch.input_ids = self._ids[:size]
         batch.positions = self._positions[:size]
@@ -117,8 +111,7 @@ class PrefillGraphs:
         size = min((n for n in self._runs if n >= tokens), default=0)
         if batch.size > self._requests or size == 0:
             return
-        idle = make_filler(self._dummy, 0)
-        rest = [idle] * (self._requests - batch.size)
+        rest = [self._idle] * (self._requests - batch.size)
         rest.append(make_filler(self._dummy, size - tokens))
         batch.padded_reqs = batch.reqs + rest
 
