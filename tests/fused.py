@@ -15,6 +15,8 @@ ROOT = Path(__file__).resolve().parents[1]
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
 
+from minisgl.attention.stored import AttendsStored  # noqa: E402
+from minisgl.attention.torch_backend import TorchBackend  # noqa: E402
 from minisgl.engine.sample import FAILED_TOKEN, sample_impl  # noqa: E402
 from minisgl.kernel.fused import draw_rows, norm_rope  # noqa: E402
 from minisgl.layers import RMSNorm  # noqa: E402
@@ -99,6 +101,27 @@ def rotated(device: str, tokens: int, q: int, k: int, dim: int) -> float:
     return max((g.flatten(1) - e).abs().max().item() for g, e in pairs)
 
 
+def stored(device: str, tokens: int, q: int, k: int, dim: int) -> bool:
+    """Whether what is stored on the way is what is returned otherwise."""
+    make = torch.Generator().manual_seed(tokens + 1)
+    wide = torch.randn(tokens, (q + 2 * k) * dim + 8, generator=make).to(device)
+    qkv = wide[:, : (q + 2 * k) * dim]
+    positions = torch.randint(0, 500, (tokens,), generator=make).to(device)
+    weights = torch.randn(2, dim, generator=make).to(device)
+    table = get_rope(dim, dim, 512, 10000.0)._cos_sin_cache.to(device)
+    rows = torch.randperm(tokens + 9, generator=make)[:tokens]
+    rows = rows.to(device, torch.int32)
+    pool = torch.full((2, tokens + 9, k, dim), 7.0, device=device)
+    args = (qkv, positions, table, (weights[0], weights[1]), (q, k), 1e-6)
+    queries, keys = norm_rope(*args)
+    expected = pool.clone()
+    expected[0, rows] = keys
+    expected[1, rows] = qkv[:, -k * dim :].reshape(tokens, k, dim)
+    got, nothing = norm_rope(*args, (pool[0], pool[1], rows))
+    equal = torch.equal(got, queries) and torch.equal(pool, expected)
+    return equal and nothing.numel() == 0
+
+
 def everything(device: str) -> dict[str, Any]:
     """All of it, as JSON takes it."""
     return {
@@ -106,11 +129,30 @@ def everything(device: str) -> dict[str, Any]:
         "edges": edges(device),
         "counts": counts(device, 500 if device == "cpu" else 100_000),
         "rotated": [rotated(device, *shape) for shape in ROPES],
+        "stored": [stored(device, *shape) for shape in ROPES],
     }
 
 
-def answers(folder: str, prompts: list[list[int]]) -> dict[str, Any]:
-    """Greedy and drawn tokens of an engine whose CPU counts as a GPU."""
+class Stored(TorchBackend, AttendsStored):
+    """Attends to what a layer's kernel has put into the pool."""
+
+    asked = 0
+
+    def attend(self, q: Any, layer_id: int, batch: Any) -> Any:
+        Stored.asked += 1
+        pool, rows = self._ctx.kv_cache, batch.out_loc
+        k = pool.k_cache(layer_id).flatten(0, 1)[rows]
+        v = pool.v_cache(layer_id).flatten(0, 1)[rows]
+        return self.forward(q, k, v, layer_id, batch)
+
+
+def answers(
+    folder: str, prompts: list[list[int]], stores: bool
+) -> dict[str, Any]:
+    """Greedy and drawn tokens of an engine whose CPU counts as a GPU.
+
+    stores: its layers write keys and values to the pool themselves.
+    """
     from minisgl.core import SamplingParams
     from minisgl.kernel import fused
     from minisgl.llm import LLM
@@ -119,6 +161,8 @@ def answers(folder: str, prompts: list[list[int]]) -> dict[str, Any]:
     for name in ("draw_rows", "norm_rope"):
         _count(fused, name, calls)
     llm = LLM(folder, "float32", device="cpu", num_page_override=256)
+    if stores:
+        llm.engine.attn_backend.__class__ = Stored
     warm = SamplingParams(0.8, ignore_eos=True, max_tokens=4, seed=7)
     cool = SamplingParams(ignore_eos=True, max_tokens=4)
     made = llm.generate(prompts, [warm, cool], progress=False)
@@ -145,5 +189,8 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     found = everything("cpu")
     if len(sys.argv) > 1:
-        found |= answers(sys.argv[1], json.loads(sys.argv[2]))
+        asked = json.loads(sys.argv[2])
+        found |= answers(sys.argv[1], asked, False)
+        found["stored ids"] = answers(sys.argv[1], asked, True)["ids"]
+        found["attended"] = Stored.asked
     print(json.dumps(found))

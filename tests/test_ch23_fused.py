@@ -79,15 +79,21 @@ def test_heads_are_normed_and_rotated(found):
     assert max(found["rotated"]) < 1e-5
 
 
+def test_keys_and_values_are_stored_on_the_way(found):
+    assert found["stored"] == [True] * len(fused.ROPES)
+
+
 @pytest.mark.parity
 def test_parity_through_both_kernels(interpreted):
     drawn, greedy = interpreted["ids"]
     assert greedy == reference(FOLDER, ASKED[1], 4).ids
     assert len(drawn) == 4 and drawn != reference(FOLDER, ASKED[0], 4).ids
+    assert interpreted["stored ids"] == [drawn, greedy]
     # A draw a step, and one kernel a layer and step.
     calls = interpreted["calls"]
     assert calls.count("draw_rows") == 4
     assert calls.count("norm_rope") % 4 == 0 and "norm_rope" in calls
+    assert interpreted["attended"] == calls.count("norm_rope")
 
 
 def test_on_a_cpu_torch_does_all_of_it():

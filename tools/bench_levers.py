@@ -25,9 +25,12 @@ from minisgl.benchmark.report import machine
 from minisgl.benchmark.subject import Subject, open_subject
 from minisgl.benchmark.workload import WORKLOADS, Workload
 from minisgl.engine.sample import Sampler
-from minisgl.kernel.store import store_cache_torch
 
 ALL = "all of them"
+
+
+class Nobody:
+    """A class that no backend has."""
 
 
 def _nowhere(device: torch.device) -> bool:
@@ -68,8 +71,8 @@ WITHOUT: dict[str, Callable[[], Any]] = {
     "norms and rotation in one kernel": lambda: patch(
         "minisgl.layers.attention.runs_triton", _nowhere
     ),
-    "the store kernel of chapter 19": lambda: patch(
-        "minisgl.kvcache.mha_pool.store_cache", store_cache_torch
+    "keys and values stored on the way": lambda: patch(
+        "minisgl.layers.attention.AttendsStored", Nobody
     ),
     "sampling settings kept": _settings_read_anew,
 }

@@ -18,6 +18,7 @@ from minisgl.attention.fi_prefill import (
     fix_place,
 )
 from minisgl.attention.recorded_prefill import RecordsPrefill
+from minisgl.attention.stored import AttendsStored
 from minisgl.attention.utils import BaseCaptureData
 from minisgl.core import Batch, get_global_ctx
 from minisgl.models import ModelConfig
@@ -104,7 +105,7 @@ class FICaptureData(BaseCaptureData):
         return self.page_table.flatten()
 
 
-class FlashInferBackend(BaseAttnBackend, RecordsPrefill):
+class FlashInferBackend(BaseAttnBackend, RecordsPrefill, AttendsStored):
     """FlashInfer's kernels (Ye et al., arXiv:2501.01005), any page size."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -198,7 +199,12 @@ class FlashInferBackend(BaseAttnBackend, RecordsPrefill):
     ) -> torch.Tensor:
         pool = self._ctx.kv_cache
         pool.store_kv(k.flatten(1), v.flatten(1), batch.out_loc, layer_id)
-        metadata = batch.attn_metadata
+        return self.attend(q, layer_id, batch)
+
+    def attend(
+        self, q: torch.Tensor, layer_id: int, batch: Batch
+    ) -> torch.Tensor:
+        pool, metadata = self._ctx.kv_cache, batch.attn_metadata
         assert isinstance(metadata, FIMetadata)
         self._initialize_metadata_once(metadata)
         cache = (pool.k_cache(layer_id), pool.v_cache(layer_id))

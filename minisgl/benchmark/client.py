@@ -144,16 +144,20 @@ async def benchmark_one(
         stream_options={"include_usage": True},
         extra_body={"ignore_eos": True} if extra_body is None else extra_body,
     ) as response:
-        async for line in response.iter_lines():
-            if not line.startswith("data: {"):
-                continue
-            now, event = time.perf_counter(), json.loads(line[6:])
-            if event.get("error"):
-                raise OpenAIError(f"an answer failed: {event['error']}")
-            counted = event.get("usage") or counted
-            if _has_text(event):
-                pieces += 1
-                tics.append(now)
+        rest = b""
+        async for received in response.iter_bytes():
+            now, lines = time.perf_counter(), (rest + received).split(b"\n")
+            rest = lines.pop()
+            for line in lines:
+                if not line.startswith(b"data: {"):
+                    continue
+                event = json.loads(line[6:])
+                if event.get("error"):
+                    raise OpenAIError(f"an answer failed: {event['error']}")
+                counted = event.get("usage") or counted
+                if _has_text(event):
+                    pieces += 1
+                    tics.append(now)
     return RawResult(
         counted.get("prompt_tokens", input_length),
         counted.get("completion_tokens", pieces),

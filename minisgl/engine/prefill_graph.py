@@ -16,11 +16,14 @@ from minisgl.utils.recorded import RecordedRun
 
 logger = init_logger(__name__)
 
-SIZES = (64, 128, 192, 256, 320, 384, 512, 640, 768, 896, 1024)
+SIZES = (
+    *(64, 128, 192, 256, 320, 384, 512, 640, 768, 896, 1024),
+    *(1280, 1536, 2048),
+)
 """New tokens of the recorded batches. With many more, launching them takes the
 host no longer than computing them takes the device."""
 
-REQUESTS = 4
+REQUESTS = 8
 """Requests of such a batch, at most; fewer if no decode batch has as many."""
 
 

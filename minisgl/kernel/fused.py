@@ -69,6 +69,7 @@ def norm_rope(
     weights: tuple[torch.Tensor, torch.Tensor],
     heads: tuple[int, int],
     eps: float,
+    store: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What `RMSNorm` and then `RotaryEmbedding` make of each head of q and k.
 
@@ -76,7 +77,10 @@ def norm_rope(
         a power of 2, and all of it is rotated.
     positions: int [T]. cos_sin: float32 [positions, head_dim], both halves.
     weights: of the norms of q and k, [head_dim]. heads: of q, and of k.
-    Returns new tensors [T, heads, head_dim] for q and k.
+    store: keys and values [..., k heads, head_dim], contiguous, and int [T],
+        which row of them each token's k and v go to.
+    Returns new tensors [T, heads, head_dim] for q and k; the latter is empty
+    if it is stored.
     """
     import triton
 
@@ -84,14 +88,18 @@ def norm_rope(
 
     (q_heads, k_heads), dim = heads, cos_sin.shape[1]
     q = qkv.new_empty(len(qkv), q_heads, dim)
-    k = qkv.new_empty(len(qkv), k_heads, dim)
+    k = qkv.new_empty(0 if store else len(qkv), k_heads, dim)
+    keys, values, rows = store or (k, k, positions)
     norm_rope_kernel[len(qkv),](
-        *(qkv, q, k, *weights, positions, cos_sin, qkv.stride(0), eps),
+        *(qkv, q, keys, values, rows, *weights, positions, cos_sin),
+        *(qkv.stride(0), eps),
         Q_HEADS=q_heads,
         K_HEADS=k_heads,
         HEADS=triton.next_power_of_2(q_heads + k_heads),
+        V_HEADS=triton.next_power_of_2(k_heads),
         DIM=dim,
         HALF=dim // 2,
+        STORE=store is not None,
         num_warps=4,
     )
     return q, k

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from minisgl.attention.stored import AttendsStored
 from minisgl.core import get_global_ctx
 from minisgl.distributed import get_tp_info
 from minisgl.kernel.fused import norm_rope, runs_triton
@@ -52,9 +53,14 @@ class AttentionLayer(StateLessOP):
 
     def forward(self, qkv: torch.Tensor) -> torch.Tensor:
         """[T, q + k + v] -> [T, q], this rank's, for the running batch."""
-        batch = get_global_ctx().batch
+        ctx = get_global_ctx()
+        batch, backend, pool = ctx.batch, ctx.attn_backend, ctx.kv_cache
+        alike = pool.dtype == qkv.dtype and self._fits(qkv.device)
+        if alike and isinstance(backend, AttendsStored):
+            cache = pool.k_cache(self.layer_id), pool.v_cache(self.layer_id)
+            q, _ = self._fused(qkv, batch.positions, (*cache, batch.out_loc))
+            return backend.attend(q, self.layer_id, batch).flatten(1)
         q, k, v = self._rotated(qkv, batch.positions)
-        backend = get_global_ctx().attn_backend
         out = backend.forward(q, k, v, self.layer_id, batch)
         return out.flatten(1)
 
@@ -63,26 +69,37 @@ class AttentionLayer(StateLessOP):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Heads of q, k and v, [T, heads, head_dim], as attention takes them."""
         q, k, v = qkv.split(self.qkv_sizes, dim=-1)
-        rotary, dim = self.rotary, self.head_dim
         if self.q_norm is None or self.k_norm is None:
-            q, k = rotary.forward(positions, q, k)
-        elif runs_triton(qkv.device) and _whole(dim, rotary._rotary_dim):
-            weights = self.q_norm.weight, self.k_norm.weight
-            heads = q.shape[1] // dim, k.shape[1] // dim
-            q, k = norm_rope(
-                *(qkv, positions, rotary._cos_sin_cache, weights, heads),
-                self.q_norm.eps,
-            )
+            q, k = self.rotary.forward(positions, q, k)
+        elif self._fits(qkv.device):
+            q, k = self._fused(qkv, positions)
         else:
             q = self.q_norm.forward(self._heads(q)).flatten(1)
             k = self.k_norm.forward(self._heads(k)).flatten(1)
-            q, k = rotary.forward(positions, q, k)
+            q, k = self.rotary.forward(positions, q, k)
         return self._heads(q), self._heads(k), self._heads(v)
+
+    def _fits(self, device: torch.device) -> bool:
+        """Whether there is one kernel for norms and rotation.
+
+        It takes heads that are rotated as a whole and a power of 2 long.
+        """
+        dim = self.head_dim
+        whole = self.rotary._rotary_dim == dim and dim & (dim - 1) == 0
+        return self.q_norm is not None and whole and runs_triton(device)
+
+    def _fused(
+        self,
+        qkv: torch.Tensor,
+        positions: torch.Tensor,
+        store: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert self.q_norm is not None and self.k_norm is not None
+        weights = self.q_norm.weight, self.k_norm.weight
+        q_heads, k_heads, _ = (n // self.head_dim for n in self.qkv_sizes)
+        table, eps = self.rotary._cos_sin_cache, self.q_norm.eps
+        heads = (q_heads, k_heads)
+        return norm_rope(qkv, positions, table, weights, heads, eps, store)
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
         return x.reshape(len(x), -1, self.head_dim)
-
-
-def _whole(head_dim: int, rotary_dim: int) -> bool:
-    """Whether a head is rotated as a whole, and is a power of 2 long."""
-    return rotary_dim == head_dim and head_dim & (head_dim - 1) == 0

@@ -36,6 +36,10 @@ class ChatWriter(OpenAIWriter):
         self._with_calls = body.tool_calls is not None
         self._opened: dict[int, CallSplitter] = {}
 
+    @property
+    def plain(self) -> bool:
+        return not self._with_calls
+
     def chunks(self, piece: Piece) -> Iterator[ChatCompletionChunk]:
         if piece.index not in self._opened:
             self._opened[piece.index] = CallSplitter()

@@ -25,6 +25,10 @@ class TextWriter(OpenAIWriter):
         self._alternatives = body.logprobs
         self._characters: dict[int, int] = {}
 
+    @property
+    def plain(self) -> bool:
+        return self._alternatives is None
+
     def chunks(self, piece: Piece) -> Iterator[TextCompletion]:
         if piece.text or piece.logprobs or piece.finish_reason:
             yield self._completion([self._choice(piece)])

@@ -12,7 +12,7 @@ from minisgl.message.tokenizer import ChatPrompt
 from minisgl.sampling_params import SamplingParams
 from minisgl.server.errors import ApiError
 from minisgl.server.formats import field_at_fault
-from minisgl.server.frontend import FrontendManager, Replies
+from minisgl.server.frontend import FrontendManager, Replies, Reply
 from minisgl.server.responses import FinishReason
 from minisgl.server.stops import StopStrings
 
@@ -45,6 +45,16 @@ class Piece:
         """Why, of an answer that is whole."""
         assert self.finish_reason is not None
         return self.finish_reason
+
+    @property
+    def only_text(self) -> bool:
+        """Whether it has some, and nothing else."""
+        return not (not self.text or self.logprobs or self.finish_reason)
+
+    def joined(self, more: Piece) -> Piece:
+        """This one and the next of the same answer."""
+        text, logprobs = self.text + more.text, self.logprobs + more.logprobs
+        return replace(more, text=text, logprobs=logprobs)
 
 
 @dataclass
@@ -93,6 +103,8 @@ class _Choice:
 
     def _release(self, whole: bool) -> list[dict[str, Any]]:
         """Logprobs of the tokens whose text is shown, or of all that are left."""
+        if not self._logprobs:
+            return []
         count = sum(whole or at < self._shown for at, _ in self._logprobs)
         ready = [entry for _, entry in self._logprobs[:count]]
         del self._logprobs[:count]
@@ -140,11 +152,22 @@ class Generation:
             self._early.append(piece)
 
     async def pieces(self) -> AsyncIterator[Piece]:
-        """All pieces, in the order of their coming; one with an error ends it."""
+        """All pieces, in the order of their coming; one with an error ends it.
+
+        What has come of an answer meanwhile is one piece. So who is slow to
+        send them sends fewer, and falls behind no further.
+        """
         for piece in self._early:
             yield piece
         while self._left:
             piece = await self._next()
+            while not (piece.finish_reason or self._replies.empty()):
+                more = await self._of(self._replies.get_nowait())
+                if more is not None and more.index != piece.index:
+                    yield piece
+                    piece = more
+                elif more is not None:
+                    piece = piece.joined(more)
             yield piece
             if piece.error is not None:
                 return
@@ -165,12 +188,16 @@ class Generation:
         )
 
     async def _next(self) -> Piece:
-        while True:
-            reply = await self._replies.get()
-            # After a stop string a few more tokens may be on their way.
-            if (choice := self._choices.get(reply.uid)) is not None:
-                assert isinstance(reply, UserReply)
-                return await self._take(choice, reply)
+        while (piece := await self._of(await self._replies.get())) is None:
+            pass
+        return piece
+
+    async def _of(self, reply: Reply) -> Piece | None:
+        # After a stop string a few more tokens may be on their way.
+        if (choice := self._choices.get(reply.uid)) is None:
+            return None
+        assert isinstance(reply, UserReply)
+        return await self._take(choice, reply)
 
     async def _take(self, choice: _Choice, reply: UserReply) -> Piece:
         first, (p, k) = not choice.started, divmod(choice.index, self._n)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -28,6 +29,9 @@ from minisgl.server.streams import (
     unless_gone,
 )
 
+_TEXT = "\uffff"
+"""Stands for any text; no character is written like this one."""
+
 
 class BaseWriter(ABC):
     """Gives the pieces of one request the form of an endpoint."""
@@ -39,6 +43,10 @@ class BaseWriter(ABC):
     @abstractmethod
     def whole(self, answers: Sequence[Piece], usage: Usage) -> BaseModel:
         """The body for all answers, in their order."""
+
+    def events(self, piece: Piece) -> Iterator[str]:
+        """The events for a piece as they are sent."""
+        return map(event, self.chunks(piece))
 
     def closing(self, usage: Usage) -> Iterator[BaseModel]:
         """The events after the last piece, if it had no error."""
@@ -57,6 +65,24 @@ class OpenAIWriter(BaseWriter):
             "model": model,
         }
         self.include_usage = options is not None and options.include_usage
+        self._around: dict[int, tuple[str, str]] = {}
+
+    @property
+    @abstractmethod
+    def plain(self) -> bool:
+        """Whether pieces with a text, and nothing else, differ in that only."""
+
+    def events(self, piece: Piece) -> Iterator[str]:
+        """All is written once for an answer but its text: events are many."""
+        around = self._around.get(piece.index)
+        if piece.only_text and around is not None:
+            yield json.dumps(piece.text).join(around)
+            return
+        yield from super().events(piece)
+        if self.plain and around is None:
+            [chunk] = self.chunks(Piece(piece.index, _TEXT))
+            before, _, after = event(chunk).partition(json.dumps(_TEXT))
+            self._around[piece.index] = before, after
 
     @property
     def head(self) -> dict[str, Any]:
@@ -109,8 +135,8 @@ async def _events(
     generation: Generation, writer: BaseWriter
 ) -> AsyncIterator[str]:
     async for piece in generation.pieces():
-        for chunk in writer.chunks(piece):
-            yield event(chunk)
+        for text in writer.events(piece):
+            yield text
         if piece.error is not None:
             yield event(ErrorResponse(error=piece.error.info))
             break

@@ -26,6 +26,8 @@ class StopStrings:
         What comes after a stop string is dropped, and so is the string itself.
         Where several end at one character, the longest one counts.
         """
+        if not self._stops:
+            return text, False
         whole, begin = self._held + text, len(self._held)
         for i, char in enumerate(text, begin):
             if found := self._step(char):

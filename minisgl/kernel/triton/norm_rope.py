@@ -11,6 +11,8 @@ def norm_rope_kernel(
     qkv_ptr,
     q_ptr,
     k_ptr,
+    v_ptr,
+    rows_ptr,
     q_weight_ptr,
     k_weight_ptr,
     positions_ptr,
@@ -20,13 +22,17 @@ def norm_rope_kernel(
     Q_HEADS: tl.constexpr,
     K_HEADS: tl.constexpr,
     HEADS: tl.constexpr,
+    V_HEADS: tl.constexpr,
     DIM: tl.constexpr,
     HALF: tl.constexpr,
+    STORE: tl.constexpr,
 ):
     """The heads of one token: normalise, rotate, and write them where they go.
 
     HEADS: a power of 2, at least the heads of q and k together.
+    V_HEADS: the same for those of v.
     HALF: pairs that are rotated; component i goes with i + HALF.
+    STORE: k and v go to a row of the pool; else k to the token's, and v nowhere.
     """
     token = tl.program_id(0).to(tl.int64)
     head, pair = tl.arange(0, HEADS)[:, None], tl.arange(0, HALF)[None, :]
@@ -44,10 +50,18 @@ def norm_rope_kernel(
     low, high = low.to(tl.float32), high.to(tl.float32)
     angle = cos_sin_ptr + tl.load(positions_ptr + token) * 2 * HALF + pair
     cos, sin = tl.load(angle), tl.load(angle + HALF)
+    row = token
+    if STORE:
+        row = tl.load(rows_ptr + token).to(tl.int64)
+        part = tl.arange(0, V_HEADS)[:, None]
+        place, here = tl.arange(0, DIM)[None, :], part < K_HEADS
+        first = token * row_stride + (Q_HEADS + K_HEADS) * DIM
+        value = tl.load(qkv_ptr + first + part * DIM + place, mask=here)
+        tl.store(v_ptr + (row * K_HEADS + part) * DIM + place, value, mask=here)
     target = pair + tl.where(
         is_q,
         q_ptr + (token * Q_HEADS + head) * DIM,
-        k_ptr + (token * K_HEADS + head - Q_HEADS) * DIM,
+        k_ptr + (row * K_HEADS + head - Q_HEADS) * DIM,
     )
     tl.store(target, (low * cos - high * sin).to(kind), mask=there)
     tl.store(target + HALF, (high * cos + low * sin).to(kind), mask=there)

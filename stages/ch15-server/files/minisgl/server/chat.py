@@ -28,6 +28,10 @@ class ChatWriter(OpenAIWriter):
         self._with_logprobs = body.logprobs
         self._opened: set[int] = set()
 
+    @property
+    def plain(self) -> bool:
+        return not self._with_calls
+
     def chunks(self, piece: Piece) -> Iterator[ChatCompletionChunk]:
         if piece.index not in self._opened:
             self._opened.add(piece.index)
