@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import aiohttp  # noqa: F401  what DefaultAioHttpClient needs
 import numpy as np
 from openai import AsyncOpenAI as OpenAI
 from openai import DefaultAioHttpClient, OpenAIError

@@ -43,7 +43,8 @@ PYTHON
 export -f online
 
 part roof 120 python3 -m minisgl.benchmark roofline --shape qwen3-0.6b \
-    --set page_size=16 --set max_seq_len_override=4096 --set prefills_in_a_row=0
+    --set page_size=16 --set max_seq_len_override=4096 --set prefills_in_a_row=0 \
+    --set max_extend_tokens=16384
 part levers 240 python3 tools/bench_levers.py --rounds 1
 part prompts 60 python3 tools/bench_prefill.py
 part online 100 bash -c online

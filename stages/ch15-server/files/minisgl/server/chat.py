@@ -30,7 +30,7 @@ class ChatWriter(OpenAIWriter):
 
     @property
     def plain(self) -> bool:
-        return not self._with_calls
+        return True
 
     def chunks(self, piece: Piece) -> Iterator[ChatCompletionChunk]:
         if piece.index not in self._opened:
