@@ -13,26 +13,9 @@ from minisgl.server.completions import TextWriter
 from minisgl.server.generation import Generation, Piece
 from minisgl.server.protocol import OpenAICompletionRequest
 from minisgl.server.streams import event
+from tests.fakes.frontend import Frontend
 
 ODD = ["a", ' "quoted" \\ ', "\u2028\n", "é\u200b", "😀", "\uffff", "</s>", "z"]
-
-
-class Frontend:
-    """Takes what is asked, and has what `answers` puts in as replies."""
-
-    def __init__(self):
-        self.ack_map, self.asked, self.released = {}, [], []
-
-    def new_user(self, replies):
-        uid = len(self.ack_map)
-        self.ack_map[uid] = replies
-        return uid
-
-    async def send_one(self, msg):
-        self.asked.append(msg.uid)
-
-    def release(self, uids):
-        self.released += uids
 
 
 def reply(uid, text, finish_reason=None, **more):
@@ -100,20 +83,55 @@ def test_logprobs_of_what_waits_stay_in_their_order():
     assert [e["token"] for e in found[1].logprobs] == list("bcd")
 
 
-def test_answers_that_wait_are_not_mixed():
-    replies = [
-        reply(0, "a"),
-        reply(1, "b"),
-        *(reply(0, "c"), reply(0, "d"), reply(1, "e"), reply(0, "f", "stop")),
-        *(reply(1, "g"), reply(1, "h", "length")),
+def test_what_waits_is_one_piece_of_each_answer():
+    """A step of the engine gives each a token: they come in turn."""
+    replies = [reply(0, "a"), reply(1, "b")]
+    replies += [reply(i % 2, c) for i, c in enumerate("cdefgh")]
+    replies += [reply(0, "i", "stop"), reply(1, "j", "length")]
+    found, made, _ = pieces_of(replies, prompts=2, slow=True)
+    assert shown(found)[2:] == [(0, "cegi", "stop"), (1, "dfhj", "length")]
+    assert made.tokens.completion == len(replies)
+
+
+def test_more_answers_to_a_prompt_wait_alike():
+    async def run():
+        frontend = Frontend()
+        made = Generation(frontend, ["x"], SamplingParams(), 3)
+        begun = asyncio.create_task(made.begin())
+        await asyncio.sleep(0)
+        queue = frontend.ack_map[0]
+        queue.put_nowait(reply(0, "a"))
+        await begun
+        for uid in (1, 2, 0, 1, 2):
+            queue.put_nowait(reply(uid, str(uid)))
+        for uid in (0, 1, 2):
+            queue.put_nowait(reply(uid, "z", "length"))
+        return [piece async for piece in made.pieces()]
+
+    assert shown(asyncio.run(run())) == [
+        (0, "a", None),
+        (0, "0z", "length"),
+        (1, "11z", "length"),
+        (2, "22z", "length"),
     ]
-    found, _, _ = pieces_of(replies, prompts=2, slow=True)
-    assert shown(found)[2:] == [
-        (0, "cd", None),
-        (1, "e", None),
-        (0, "f", "stop"),
-        (1, "gh", "length"),
-    ]
+
+
+def test_what_comes_before_the_last_prompt_begins_is_joined():
+    replies = [reply(0, "a"), reply(0, "b"), reply(0, "c"), reply(1, "d")]
+
+    async def run():
+        frontend = Frontend()
+        made = Generation(frontend, ["x", "y"], SamplingParams())
+        begun = asyncio.create_task(made.begin())
+        await asyncio.sleep(0)
+        for one in replies:
+            frontend.ack_map[0].put_nowait(one)
+            await asyncio.sleep(0.001)
+        await begun
+        stream = made.pieces()
+        return [await anext(stream) for _ in range(2)]
+
+    assert shown(asyncio.run(run())) == [(0, "abc", None), (1, "d", None)]
 
 
 def test_an_error_ends_what_waited_before_it():

@@ -20,6 +20,7 @@ from minisgl.benchmark.client import (
     BenchOneResult,
     OpenAI,
     RawResult,
+    _lines,
     benchmark_one,
     benchmark_one_batch,
     benchmark_trace,
@@ -540,7 +541,7 @@ def test_what_a_plan_cannot_do_is_said_before_anything_is_asked(tmp_path):
         Plan([], [])
     all_at_once = [Rate.parse("inf")]
     url = "http://127.0.0.1:9/v1"
-    with pytest.raises(ValueError, match=r"127\.0\.0\.1:9/v1"):
+    with pytest.raises(ValueError, match=r"127\.0\.0\.1:9/v1: Cannot connect"):
         run_online(url, "none", WORK, Plan(all_at_once, []), None, print)
 
 
@@ -557,3 +558,33 @@ def test_a_trace_that_cannot_be_read_costs_no_runs(tmp_path):
         with pytest.raises(error, match=name):
             asyncio.run(run())
         assert server.bodies == []
+
+
+def lines_of(*parts, error=None):
+    async def received():
+        for part in parts:
+            yield part
+        if error is not None:
+            raise error
+
+    async def collect():
+        return [line async for line in _lines(received())]
+
+    return asyncio.run(collect())
+
+
+def test_lines_are_cut_wherever_they_are_torn():
+    text = 'data: {"a": "\u2028é"}\r\n\r\n: ping\ndata: {"b": 1}'.encode()
+    expected = text.split(b"\n")
+    for size in range(1, len(text) + 1):
+        parts = [text[i : i + size] for i in range(0, len(text), size)]
+        assert lines_of(*parts) == expected
+    assert json.loads(expected[0][6:]) == {"a": "\u2028é"}
+
+
+def test_an_answer_that_breaks_off_is_an_error_of_the_client():
+    error = httpx2.ReadError("the peer is gone")
+    with pytest.raises(
+        openai.OpenAIError, match=r"broke off.*the peer is gone"
+    ):
+        lines_of(b"data: 1\n", error=error)

@@ -4,15 +4,18 @@ import asyncio
 import io
 import json
 import math
+import time
 
 import httpx2
 import pytest
 
 from minisgl.message import UserReply
+from minisgl.sampling_params import SamplingParams
 from minisgl.server.metrics import BETWEEN, FIRST, Histogram, Metrics
-from minisgl.server.observer import Observer
+from minisgl.server.observer import MeteredGeneration, Observer
 from minisgl.server.request_log import Record, RequestLog
 from tests.fakes.back_end import NUMBERS, Script, events, served
+from tests.fakes.frontend import Frontend
 from tests.samples import BETWEEN_COUNT, FIRST_COUNT, Numbers, ends, read
 
 
@@ -302,3 +305,29 @@ def test_an_answer_is_not_kept_unless_it_is_logged():
         Observer(log).replied(record, reply, 1.0)
         assert record.text == kept
     assert (record.first, record.last) == (1.0, 1.0)
+
+
+def test_times_are_those_of_the_engine_however_slowly_a_client_reads():
+    async def run():
+        observer, frontend = Observer(), Frontend()
+        made = MeteredGeneration(observer, frontend, ["x"], SamplingParams())
+        begun = asyncio.create_task(made.begin())
+        await asyncio.sleep(0)
+        for number in range(6):
+            last = number == 5
+            frontend.ack_map[0].put_nowait(
+                UserReply(
+                    *(0, "a", last, "length" if last else None),
+                    completion_tokens=1,
+                )
+            )
+            time.sleep(0.02)
+        await begun
+        return [piece async for piece in made.pieces()], observer.metrics
+
+    pieces, metrics = asyncio.run(run())
+    assert len(pieces) < 6
+    assert "".join(piece.text for piece in pieces) == 6 * "a"
+    assert sum(metrics.between._counts) == 5
+    assert 0.1 <= metrics.between._sum < 5
+    assert sum(metrics.between._counts[:6]) == 0  # none is below 15 ms

@@ -68,7 +68,7 @@ WITHOUT: dict[str, Callable[[], Any]] = {
     "draws in two kernels": lambda: patch(
         "minisgl.engine.sample.runs_triton", _nowhere
     ),
-    "norms and rotation in one kernel": lambda: patch(
+    "one kernel for norms, rope, store": lambda: patch(
         "minisgl.layers.attention.runs_triton", _nowhere
     ),
     "keys and values stored on the way": lambda: patch(

@@ -6,10 +6,11 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import httpx2
 from openai import AsyncOpenAI as OpenAI
 from openai import OpenAIError
 from rich import console, progress
@@ -144,26 +145,42 @@ async def benchmark_one(
         stream_options={"include_usage": True},
         extra_body={"ignore_eos": True} if extra_body is None else extra_body,
     ) as response:
-        rest = b""
-        async for received in response.iter_bytes():
-            now, lines = time.perf_counter(), (rest + received).split(b"\n")
-            rest = lines.pop()
-            for line in lines:
-                if not line.startswith(b"data: {"):
-                    continue
-                event = json.loads(line[6:])
-                if event.get("error"):
-                    raise OpenAIError(f"an answer failed: {event['error']}")
-                counted = event.get("usage") or counted
-                if _has_text(event):
-                    pieces += 1
-                    tics.append(now)
+        async for line in _lines(response.iter_bytes()):
+            if not line.startswith(b"data: {"):
+                continue
+            now, event = (
+                time.perf_counter(),
+                json.loads(line[6:].decode(errors="replace")),
+            )
+            if event.get("error"):
+                raise OpenAIError(f"an answer failed: {event['error']}")
+            counted = event.get("usage") or counted
+            if _has_text(event):
+                pieces += 1
+                tics.append(now)
     return RawResult(
         counted.get("prompt_tokens", input_length),
         counted.get("completion_tokens", pieces),
         prompt,
         tics,
     )
+
+
+async def _lines(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """What comes, line by line; nothing but a line feed ends one.
+
+    Raises:
+        openai.OpenAIError: it breaks off.
+    """
+    rest = b""
+    try:
+        async for part in parts:
+            *lines, rest = (rest + part).split(b"\n")
+            for line in lines:
+                yield line
+    except httpx2.HTTPError as error:
+        raise OpenAIError(f"an answer broke off: {error!r}") from error
+    yield rest
 
 
 def _has_text(event: dict[str, Any]) -> bool:

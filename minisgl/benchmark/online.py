@@ -11,8 +11,8 @@ from typing import Any
 
 import aiohttp  # noqa: F401  what DefaultAioHttpClient needs
 import numpy as np
+from openai import APIConnectionError, DefaultAioHttpClient, OpenAIError
 from openai import AsyncOpenAI as OpenAI
-from openai import DefaultAioHttpClient, OpenAIError
 
 from minisgl.benchmark.client import (
     BenchmarkTrace,
@@ -217,7 +217,10 @@ def run_online(
     try:
         return asyncio.run(run())
     except OpenAIError as error:
-        raise ValueError(f"{url}: {error}") from None
+        # What lies below it says more than "Connection error.", or even
+        # "timed out" where nobody listens.
+        below = isinstance(error, APIConnectionError) and error.__cause__
+        raise ValueError(f"{url}: {below or error}") from None
 
 
 async def measure_online(

@@ -90,6 +90,8 @@ def norm_rope(
     q = qkv.new_empty(len(qkv), q_heads, dim)
     k = qkv.new_empty(0 if store else len(qkv), k_heads, dim)
     keys, values, rows = store or (k, k, positions)
+    assert keys.is_contiguous() and values.is_contiguous()
+    assert rows.is_contiguous()
     norm_rope_kernel[len(qkv),](
         *(qkv, q, keys, values, rows, *weights, positions, cos_sin),
         *(qkv.stride(0), eps),

@@ -96,8 +96,9 @@ class MeteredGeneration(Generation):
         self._records[uid] = Record(uid, asked, self._prompts[p])
 
     async def _take(self, choice: Any, reply: UserReply) -> Piece:
-        now = time.perf_counter()  # before other answers are asked for
-        self._observer.replied(self._records[reply.uid], reply, now)
+        record = self._records[reply.uid]
+        # When it came here, however long it then waited for a slow client.
+        self._observer.replied(record, reply, reply.came)
         piece = await super()._take(choice, reply)
         if piece.error is not None:
             self._end(reply.uid, reply.finish_reason or "error")

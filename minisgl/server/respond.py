@@ -81,7 +81,7 @@ class OpenAIWriter(BaseWriter):
         yield from super().events(piece)
         if self.plain and around is None:
             [chunk] = self.chunks(Piece(piece.index, _TEXT))
-            before, _, after = event(chunk).partition(json.dumps(_TEXT))
+            before, _, after = event(chunk).rpartition(json.dumps(_TEXT))
             self._around[piece.index] = before, after
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +46,8 @@ class UserReply(BaseFrontendMsg):
     logprobs: one dict for each of those tokens, if they were asked for, of
         `token` (its text), `logprob`, `bytes` (of the text, as numbers), and
         `top_logprobs`, a list of such dicts of other tokens.
+    came: no field and not sent: when this process made it, or it arrived here,
+        in seconds of `time.perf_counter`.
     """
 
     uid: int
@@ -56,6 +59,9 @@ class UserReply(BaseFrontendMsg):
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     logprobs: list[dict[str, Any]] | None = None
+
+    def __post_init__(self) -> None:
+        self.came = time.perf_counter()
 
 
 @dataclass

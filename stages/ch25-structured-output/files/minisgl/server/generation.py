@@ -12,7 +12,7 @@ from minisgl.message.tokenizer import ChatPrompt
 from minisgl.sampling_params import SamplingParams
 from minisgl.server.errors import ApiError
 from minisgl.server.formats import field_at_fault
-from minisgl.server.frontend import FrontendManager, Replies, Reply
+from minisgl.server.frontend import FrontendManager, Replies
 from minisgl.server.responses import FinishReason
 from minisgl.server.stops import StopStrings
 
@@ -128,7 +128,7 @@ class Generation:
         self._replies: Replies = asyncio.Queue()
         self._choices: dict[int, _Choice] = {}  # by uid, while they run
         self._left = len(prompts) * n
-        self._early: list[Piece] = []
+        self._early: dict[int, Piece] = {}
 
     async def begin(self) -> None:
         """Ask, and wait for a first reply to every prompt.
@@ -138,13 +138,12 @@ class Generation:
         """
         for p in range(len(self._prompts)):
             await self._ask(p, 0)
-        waiting = {*range(0, self._left, self._n)}
-        while waiting:
-            piece = await self._next()
-            if piece.error is not None:
-                raise piece.error
-            waiting.discard(piece.index)
-            self._early.append(piece)
+        firsts = {*range(0, self._left, self._n)}
+        while not firsts <= self._early.keys():
+            await self._wait(self._early)
+            for piece in self._early.values():
+                if piece.error is not None:
+                    raise piece.error
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """All pieces, in the order of their coming; one with an error ends it.
@@ -152,20 +151,16 @@ class Generation:
         What has come of an answer meanwhile is one piece. So who is slow to
         send them sends fewer, and falls behind no further.
         """
-        for piece in self._early:
-            yield piece
-        while self._left:
-            piece = await self._next()
-            while not (piece.finish_reason or self._replies.empty()):
-                more = await self._of(self._replies.get_nowait())
-                if more is not None and more.index != piece.index:
-                    yield piece
-                    piece = more
-                elif more is not None:
-                    piece = piece.joined(more)
-            yield piece
-            if piece.error is not None:
+        ready = self._early
+        while True:
+            for piece in ready.values():
+                yield piece
+                if piece.error is not None:
+                    return
+            if not self._left:
                 return
+            ready = {}
+            await self._wait(ready)
 
     def close(self) -> None:
         """Abort what still runs."""
@@ -182,17 +177,23 @@ class Generation:
             TokenizeMsg(uid, self._prompts[p], params)
         )
 
-    async def _next(self) -> Piece:
-        while (piece := await self._of(await self._replies.get())) is None:
-            pass
-        return piece
+    async def _wait(self, found: dict[int, Piece]) -> None:
+        """Add what comes to the pieces, by answer; an error is the last.
 
-    async def _of(self, reply: Reply) -> Piece | None:
-        # After a stop string a few more tokens may be on their way.
-        if (choice := self._choices.get(reply.uid)) is None:
-            return None
-        assert isinstance(reply, UserReply)
-        return await self._take(choice, reply)
+        Waits until something has.
+        """
+        added = False
+        while not added or not self._replies.empty():
+            reply = await self._replies.get()
+            # After a stop string a few more tokens may be on their way.
+            if (choice := self._choices.get(reply.uid)) is None:
+                continue
+            assert isinstance(reply, UserReply)
+            added, before = True, found.pop(choice.index, None)
+            piece = await self._take(choice, reply)
+            found[piece.index] = before.joined(piece) if before else piece
+            if piece.error is not None:
+                return
 
     async def _take(self, choice: _Choice, reply: UserReply) -> Piece:
         first, (p, k) = not choice.started, divmod(choice.index, self._n)
