@@ -141,6 +141,23 @@ def test_an_error_ends_what_waited_before_it():
     assert found[1].error is not None
 
 
+def test_an_error_that_waits_behind_a_first_token_is_no_status():
+    """Whether a client gets an error as a status must not be a matter of luck."""
+
+    async def run():
+        frontend = Frontend()
+        made = Generation(frontend, ["x"], SamplingParams())
+        begun = asyncio.create_task(made.begin())
+        await asyncio.sleep(0)
+        queue = frontend.ack_map[0]
+        queue.put_nowait(reply(0, "a"))
+        queue.put_nowait(UserReply(0, "", True, "error", "it broke"))
+        await begun
+        return [piece async for piece in made.pieces()]
+
+    assert shown(asyncio.run(run())) == [(0, "a", None), (0, "", "error")]
+
+
 def test_tokens_after_a_stop_string_do_not_hold_anybody_up():
     replies = [reply(0, "a"), reply(1, "b")]
     replies += [reply(0, "END"), reply(0, "late"), reply(1, "c", "length")]

@@ -145,10 +145,9 @@ class Generation:
             await self._ask(p, 0)
         firsts = {*range(0, self._left, self._n)}
         while not firsts <= self._early.keys():
-            await self._wait(self._early)
-            for piece in self._early.values():
-                if piece.error is not None:
-                    raise piece.error
+            piece = await self._receive(self._early)
+            if piece is not None and piece.error is not None:
+                raise piece.error
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """All pieces, in the order of their coming; one with an error ends it.
@@ -165,7 +164,10 @@ class Generation:
             if not self._left:
                 return
             ready = {}
-            await self._wait(ready)
+            while not ready or not self._replies.empty():
+                last = await self._receive(ready)
+                if last is not None and last.error is not None:
+                    break
 
     def close(self) -> None:
         """Abort what still runs."""
@@ -182,23 +184,20 @@ class Generation:
             TokenizeMsg(uid, self._prompts[p], params)
         )
 
-    async def _wait(self, found: dict[int, Piece]) -> None:
-        """Add what comes to the pieces, by answer; an error is the last.
+    async def _receive(self, found: dict[int, Piece]) -> Piece | None:
+        """Wait for a reply, and add what it brings to the pieces, by answer.
 
-        Waits until something has.
+        Returns that, and None if nobody wants it any more.
         """
-        added = False
-        while not added or not self._replies.empty():
-            reply = await self._replies.get()
-            # After a stop string a few more tokens may be on their way.
-            if (choice := self._choices.get(reply.uid)) is None:
-                continue
-            assert isinstance(reply, UserReply)
-            added, before = True, found.pop(choice.index, None)
-            piece = await self._take(choice, reply)
-            found[piece.index] = before.joined(piece) if before else piece
-            if piece.error is not None:
-                return
+        reply = await self._replies.get()
+        # After a stop string a few more tokens may be on their way.
+        if (choice := self._choices.get(reply.uid)) is None:
+            return None
+        assert isinstance(reply, UserReply)
+        piece = await self._take(choice, reply)
+        before = found.pop(piece.index, None)  # the newest goes to the end
+        found[piece.index] = before.joined(piece) if before else piece
+        return piece
 
     async def _take(self, choice: _Choice, reply: UserReply) -> Piece:
         first, (p, k) = not choice.started, divmod(choice.index, self._n)
