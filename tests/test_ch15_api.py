@@ -70,13 +70,12 @@ def test_c18_a_chat_streams_chunks(server):
     assert all("usage" not in event for event in found)
     choices = [event["choices"][0] for event in found]
     assert choices[0]["delta"] == {"role": "assistant", "content": ""}
-    assert [c["delta"] for c in choices[1:]] == [
-        {"content": " one"},
-        {"content": " two"},
-        {"content": " three"},
-        {},
-    ]
-    assert [c["finish_reason"] for c in choices] == [None] * 4 + ["stop"]
+    # How many there are depends on who was slow: what waits is joined.
+    *texts, last = (c["delta"] for c in choices[1:])
+    assert all(delta.keys() == {"content"} for delta in texts) and last == {}
+    assert "".join(delta["content"] for delta in texts) == " one two three"
+    *reasons, reason = (c["finish_reason"] for c in choices)
+    assert set(reasons) == {None} and reason == "stop"
 
 
 def test_c18_a_text_with_line_ends_and_data_survives(server):
@@ -105,11 +104,10 @@ def test_c18_completions_have_texts(server):
     assert body["usage"] == usage(6, 4)
     found = events(server.complete("x", stream=True, max_tokens=2))
     assert {event["object"] for event in found} == {"text_completion"}
-    choices = [event["choices"][0] for event in found]
-    assert [(c["text"], c["finish_reason"]) for c in choices] == [
-        (" one", None),
-        (" two", "length"),
-    ]
+    *others, last = (event["choices"][0] for event in found)
+    assert "".join(c["text"] for c in [*others, last]) == " one two"
+    assert last["finish_reason"] == "length"
+    assert all(c["finish_reason"] is None for c in others)
 
 
 def test_c18_a_prompt_may_be_texts_or_ids(server):
