@@ -76,13 +76,20 @@ def counts(device: str, draws: int) -> list[int]:
     return torch.bincount(tokens.long(), minlength=4).tolist()
 
 
+def projected(
+    device: str, make: torch.Generator, tokens: int, heads: int, dim: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Heads of q, k and v, and positions; all as a projection gives them."""
+    # As a part of a larger product: rows lie apart.
+    wide = torch.randn(tokens, heads * dim + 8, generator=make).to(device)
+    positions = torch.randint(0, 500, (tokens,), generator=make).to(device)
+    return wide[:, : heads * dim], positions
+
+
 def rotated(device: str, tokens: int, q: int, k: int, dim: int) -> float:
     """The largest difference of the kernel from norm, then rotation."""
     make = torch.Generator().manual_seed(tokens)
-    # As a part of a larger product: rows lie apart.
-    wide = torch.randn(tokens, (q + 2 * k) * dim + 8, generator=make).to(device)
-    qkv = wide[:, : (q + 2 * k) * dim]
-    positions = torch.randint(0, 500, (tokens,), generator=make).to(device)
+    qkv, positions = projected(device, make, tokens, q + 2 * k, dim)
     norms = []
     for _ in range(2):
         norms.append(RMSNorm(dim, 1e-6))
@@ -104,9 +111,7 @@ def rotated(device: str, tokens: int, q: int, k: int, dim: int) -> float:
 def stored(device: str, tokens: int, q: int, k: int, dim: int) -> bool:
     """Whether what is stored on the way is what is returned otherwise."""
     make = torch.Generator().manual_seed(tokens + 1)
-    wide = torch.randn(tokens, (q + 2 * k) * dim + 8, generator=make).to(device)
-    qkv = wide[:, : (q + 2 * k) * dim]
-    positions = torch.randint(0, 500, (tokens,), generator=make).to(device)
+    qkv, positions = projected(device, make, tokens, q + 2 * k, dim)
     weights = torch.randn(2, dim, generator=make).to(device)
     table = get_rope(dim, dim, 512, 10000.0)._cos_sin_cache.to(device)
     rows = torch.randperm(tokens + 9, generator=make)[:tokens]

@@ -25,18 +25,13 @@ def reply(uid, text, finish_reason=None, **more):
     )
 
 
-def pieces_of(replies, n=1, prompts=1, stops=(), slow=False):
+def pieces_of(replies, prompts=1, stops=(), slow=False):
     """The pieces of a generation; `slow`: all but the first replies wait."""
 
     async def run():
-        frontend, queue = Frontend(), None
-        made = Generation(frontend, ["x"] * prompts, SamplingParams(), n, stops)
-        begun = asyncio.create_task(made.begin())
-        await asyncio.sleep(0)
-        queue = frontend.ack_map[0]
-        for one in replies[:prompts]:
-            queue.put_nowait(one)
-        await begun
+        frontend = Frontend()
+        made = Generation(frontend, ["x"] * prompts, SamplingParams(), 1, stops)
+        queue = await frontend.begin(made, replies[:prompts])
         rest = replies[prompts:]
         if slow:
             for one in rest:
@@ -97,11 +92,7 @@ def test_more_answers_to_a_prompt_wait_alike():
     async def run():
         frontend = Frontend()
         made = Generation(frontend, ["x"], SamplingParams(), 3)
-        begun = asyncio.create_task(made.begin())
-        await asyncio.sleep(0)
-        queue = frontend.ack_map[0]
-        queue.put_nowait(reply(0, "a"))
-        await begun
+        queue = await frontend.begin(made, [reply(0, "a")])
         for uid in (1, 2, 0, 1, 2):
             queue.put_nowait(reply(uid, str(uid)))
         for uid in (0, 1, 2):
@@ -122,12 +113,7 @@ def test_what_comes_before_the_last_prompt_begins_is_joined():
     async def run():
         frontend = Frontend()
         made = Generation(frontend, ["x", "y"], SamplingParams())
-        begun = asyncio.create_task(made.begin())
-        await asyncio.sleep(0)
-        for one in replies:
-            frontend.ack_map[0].put_nowait(one)
-            await asyncio.sleep(0.001)
-        await begun
+        await frontend.begin(made, replies)
         stream = made.pieces()
         return [await anext(stream) for _ in range(2)]
 
@@ -147,12 +133,8 @@ def test_an_error_that_waits_behind_a_first_token_is_no_status():
     async def run():
         frontend = Frontend()
         made = Generation(frontend, ["x"], SamplingParams())
-        begun = asyncio.create_task(made.begin())
-        await asyncio.sleep(0)
-        queue = frontend.ack_map[0]
-        queue.put_nowait(reply(0, "a"))
-        queue.put_nowait(UserReply(0, "", True, "error", "it broke"))
-        await begun
+        failed = UserReply(0, "", True, "error", "it broke")
+        await frontend.begin(made, [reply(0, "a"), failed])
         return [piece async for piece in made.pieces()]
 
     assert shown(asyncio.run(run())) == [(0, "a", None), (0, "", "error")]

@@ -311,18 +311,13 @@ def test_times_are_those_of_the_engine_however_slowly_a_client_reads():
     async def run():
         observer, frontend = Observer(), Frontend()
         made = MeteredGeneration(observer, frontend, ["x"], SamplingParams())
-        begun = asyncio.create_task(made.begin())
-        await asyncio.sleep(0)
+        replies = []
         for number in range(6):
             last = number == 5
-            frontend.ack_map[0].put_nowait(
-                UserReply(
-                    *(0, "a", last, "length" if last else None),
-                    completion_tokens=1,
-                )
-            )
+            reason = "length" if last else None
+            replies.append(UserReply(0, "a", last, reason, completion_tokens=1))
             time.sleep(0.02)
-        await begun
+        await frontend.begin(made, replies)
         return [piece async for piece in made.pieces()], observer.metrics
 
     pieces, metrics = asyncio.run(run())

@@ -171,14 +171,16 @@ def scrape(live) -> dict[str, float]:
         return read(answer.read().decode())
 
 
+GREEDY = {"temperature": 0, "ignore_eos": True}
+
+
 def check_stream(live):
     """A stream has every token of a step."""
     ids = prompts(FOLDER)[2]
     body = {
         "prompt": ids,
         "max_tokens": 11,
-        "temperature": 0,
-        "ignore_eos": True,
+        **GREEDY,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
@@ -201,8 +203,7 @@ def test_a_server_tells_how_many_drafts_were_right(live):
     body = {
         "prompt": ids,
         "max_tokens": 21,
-        "temperature": 0,
-        "ignore_eos": True,
+        **GREEDY,
         "logprobs": 0,
     }
     before, texts = scrape(live), []

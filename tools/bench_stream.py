@@ -12,10 +12,9 @@ import asyncio
 import multiprocessing as mp
 import os
 import platform
-import socket
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 from unittest.mock import patch
@@ -42,6 +41,7 @@ from minisgl.server.api_server import create_app  # noqa: E402
 from minisgl.server.args import parse_args  # noqa: E402
 from minisgl.server.frontend import FrontendManager  # noqa: E402
 from minisgl.server.gate import HttpServer  # noqa: E402
+from minisgl.server.listener import listen  # noqa: E402
 from minisgl.server.respond import BaseWriter, OpenAIWriter  # noqa: E402
 from tools.models import model_path  # noqa: E402
 
@@ -93,8 +93,9 @@ Load = tuple[int, int, float]
 """What a `StandIn` is told."""
 
 
-def serve(port: int, load: Load, anew: bool, link: Any) -> None:
-    """Until somebody writes to `link`; sends back the seconds of CPU it took.
+def serve(load: Load, anew: bool, link: Any) -> None:
+    """Until somebody writes to `link`, which gets the port first, and then the
+    seconds of CPU that it took.
 
     anew: make every event as a whole.
     """
@@ -103,34 +104,29 @@ def serve(port: int, load: Load, anew: bool, link: Any) -> None:
         args, _ = parse_args(["--model", str(model_path("qwen3-tiny"))], False)
         engine: Any = StandIn(*load)
         app = create_app(FrontendManager(args, engine, engine))
-        server = HttpServer(app, "warning")
-        server.config.port = port
-        serving = asyncio.create_task(server.serve())
+        server, listener = HttpServer(app, "warning"), listen("127.0.0.1", 0)
+        serving = asyncio.create_task(server.serve([listener]))
+        link.send(listener.getsockname()[1])
         await asyncio.to_thread(link.recv)
         seconds: float = time.process_time() - engine.began
         server.should_exit = True
         await serving
         return seconds
 
-    with ExitStack() as patches:
-        if anew:
-            whole = patch.object(OpenAIWriter, "events", BaseWriter.events)
-            patches.enter_context(whole)
+    whole = patch.object(OpenAIWriter, "events", BaseWriter.events)
+    with whole if anew else nullcontext():
         link.send(asyncio.run(run()))
 
 
 def measure(load: Load, aio: bool, anew: bool) -> tuple[float, float]:
     """Microseconds a token, of the server and of the client."""
     requests, tokens, _ = load
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     ours, theirs = mp.Pipe()
     child = mp.get_context("spawn").Process(
-        target=serve, args=(port, load, anew, theirs), daemon=True
+        target=serve, args=(load, anew, theirs), daemon=True
     )
     child.start()
-    client = asyncio.run(_ask(port, requests, tokens, aio))
+    client = asyncio.run(_ask(ours.recv(), requests, tokens, aio))
     ours.send("enough")
     count = requests * tokens / 1e6
     server: float = ours.recv()
@@ -138,12 +134,6 @@ def measure(load: Load, aio: bool, anew: bool) -> tuple[float, float]:
 
 
 async def _ask(port: int, requests: int, tokens: int, aio: bool) -> float:
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port)).close()
-            break
-        except OSError:
-            await asyncio.sleep(0.1)
     http: Any = DefaultAioHttpClient() if aio else None
     url = f"http://127.0.0.1:{port}/v1"
     async with AsyncOpenAI(

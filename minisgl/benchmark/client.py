@@ -148,10 +148,8 @@ async def benchmark_one(
         async for line in _lines(response.iter_bytes()):
             if not line.startswith(b"data: {"):
                 continue
-            now, event = (
-                time.perf_counter(),
-                json.loads(line[6:].decode(errors="replace")),
-            )
+            now = time.perf_counter()
+            event = json.loads(line[6:].decode(errors="replace"))
             if event.get("error"):
                 raise OpenAIError(f"an answer failed: {event['error']}")
             counted = event.get("usage") or counted

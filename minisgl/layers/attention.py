@@ -55,8 +55,8 @@ class AttentionLayer(StateLessOP):
         """[T, q + k + v] -> [T, q], this rank's, for the running batch."""
         ctx = get_global_ctx()
         batch, backend, pool = ctx.batch, ctx.attn_backend, ctx.kv_cache
-        alike = pool.dtype == qkv.dtype and self._fits(qkv.device)
-        if alike and isinstance(backend, AttendsStored):
+        device, alike = qkv.device, pool.dtype == qkv.dtype
+        if isinstance(backend, AttendsStored) and alike and self._fits(device):
             cache = pool.k_cache(self.layer_id), pool.v_cache(self.layer_id)
             q, _ = self._fused(qkv, batch.positions, (*cache, batch.out_loc))
             return backend.attend(q, self.layer_id, batch).flatten(1)

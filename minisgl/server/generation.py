@@ -49,7 +49,7 @@ class Piece:
     @property
     def only_text(self) -> bool:
         """Whether it has some, and nothing else."""
-        return not (not self.text or self.logprobs or self.finish_reason)
+        return bool(self.text) and not (self.logprobs or self.finish_reason)
 
     def joined(self, more: Piece) -> Piece:
         """This one and the next of the same answer."""
