@@ -549,7 +549,9 @@ def test_a_fault_of_ours_is_a_500_and_harms_nobody(server, monkeypatch, caplog):
         # From ch22 on it is another class, which counts.
         [name] = [n for n in vars(api_server) if n.endswith("Generation")]
         patched.setattr(api_server, name, broken)
-        error = info(server.chat("hi"), 500)
-    assert "secret" not in error["message"]
+        answer = server.chat("hi")
+    assert "secret" not in info(answer, 500)["message"]
+    # The connection ends; unsaid, a client's next request on it would be lost.
+    assert answer.headers["connection"] == "close"
     assert server.engine.waits(lambda: "a secret of ours" in caplog.text)
     server.answers()

@@ -78,7 +78,9 @@ async def _answer_http(request: Request, error: Exception) -> JSONResponse:
 
 async def _answer_fault(_: Request, error: Exception) -> JSONResponse:
     """A mistake of ours; the log has the traceback, the client need not."""
-    return ApiError(500, "the server failed; see its log").response()
+    # uvicorn drops the connection: told so, a client asks on another one.
+    headers = {"connection": "close"}
+    return ApiError(500, "the server failed; see its log").response(headers)
 
 
 async def _answer_validation(

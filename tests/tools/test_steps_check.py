@@ -61,6 +61,9 @@ def test_a_failure_names_place_owner_copy_and_command(book):
     assert f"owner  ch01-core, text in {FROZEN}" in out
     assert "in     tests/test_ch01_core.py::test_answer" in out
     assert "again: python tools/steps.py check --only 1" in out
+    # Said once more behind the chapters that came after it.
+    end = out[out.index("failed above: ch01 core\n") :]
+    assert "minisgl/core.py:18: AttributeError" in end and "ch02" not in end
     assert not json.loads((book / ".cache/check/status.json").read_text())[
         "ch01"
     ]["ok"]

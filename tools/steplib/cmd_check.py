@@ -93,6 +93,7 @@ def check(
     else:
         if unchanged := len(chapters) - len(results):
             typer.echo(f"{unchanged} chapters unchanged since they were green")
+        _repeat_failures(results)
         typer.echo(totals(results, seconds))
     if not all(r.ok for r in results):
         raise typer.Exit(1)
@@ -117,6 +118,15 @@ def _show(result: Result) -> None:
     console.print(Text(result.line(), style=style), soft_wrap=True)
     for line in details:
         console.print(Text(line), soft_wrap=True)
+
+
+def _repeat_failures(results: list[Result]) -> None:
+    """Show at the end what failed far above it, where a log is cut last."""
+    for result in results[:-1]:
+        if not result.ok:
+            typer.echo(f"failed above: {result.chapter} {result.slug}")
+            for failure in result.failures:
+                typer.echo("\n".join(f"    {n}" for n in failure.lines()))
 
 
 def run(
