@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
 
@@ -93,6 +93,14 @@ def test_everything_else_is_what_one_server_says(deployed):
         404,
         "there is no /nothing here",
     )
+
+
+def test_no_part_of_it_stands_behind_other_programs(deployed):
+    nice = set()
+    for pid in deployed.pids():
+        with suppress(ProcessLookupError):
+            nice.add(os.getpriority(os.PRIO_PROCESS, pid))
+    assert nice == {os.getpriority(os.PRIO_PROCESS, 0)}
 
 
 def test_prefix_aware_routing_hits_more_often_than_random(deployed):
@@ -330,7 +338,7 @@ def ray_nodes(mark: str, folder: Path, port: int):
     command += ["--node-ip-address=127.0.0.1"]
     tmp = tempfile.mkdtemp(prefix="d29-", dir="/tmp")
     head = ["--head", f"--port={port}", f"--temp-dir={tmp}"]
-    env = os.environ | {"RAY_AUTH_TOKEN": mark}
+    env = os.environ | {"RAY_AUTH_TOKEN": mark, "RAY_worker_niceness": "0"}
     nodes, log = [], folder / "nodes.txt"
     try:
         for words in (head, [f"--address=127.0.0.1:{port}"]):

@@ -195,6 +195,7 @@ class TestRay:
         assert os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0"
         assert os.environ["RAY_AUTH_MODE"] == "token"
         assert len(os.environ["RAY_AUTH_TOKEN"]) == 64
+        assert ("RAY_worker_niceness", "0") in os.environ.items()
 
 
 class TestTheEnd:

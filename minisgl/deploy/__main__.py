@@ -86,6 +86,8 @@ def _prepare_own_ray() -> None:
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     # Seconds: on a machine that loads models at the same time 5 are too few.
     os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
+    # Added to ours. Ray would add 15, and whatever else runs would come first.
+    os.environ.setdefault("RAY_worker_niceness", "0")
 
 
 def main() -> None:
