@@ -63,13 +63,15 @@ def _join(tokenizer: Any, drawn: list[Any], rng: Random) -> str:
         return " ".join(drawn)
     n, ids = len(drawn), drawn
     # Any ids make a text, but that text may have other ids. Then other ones are
-    # tried at its end.
+    # tried at its end, from where no character is torn: half a one never settles.
     for _ in range(64):
         text: str = tokenizer.decode(ids, skip_special_tokens=True)
         ids = tokenizer.encode(text, add_special_tokens=False)
         if len(ids) == n:
             break
         kept = ids[: n - 1]
+        while kept and tokenizer.decode(kept[-1:]).endswith("\ufffd"):
+            kept.pop()
         ids = kept + _draw(tokenizer, n - len(kept), rng)
     return text
 

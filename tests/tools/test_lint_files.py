@@ -128,3 +128,11 @@ def test_too_many_superseded_lines(root):
     )
     edit(root, FROZEN, "# kept\n", "")
     assert found(root) == []
+
+
+def test_a_mutant_whose_line_is_gone(root):
+    mutants = "stages/ch02-radix/mutants.toml"
+    edit(root, mutants, 'find = "self.kept[key]', 'find = "self.lost[key]')
+    expect(
+        root, rf"^{mutants}:1: ch02: .*occurs 0 times in radix.py, not once$"
+    )

@@ -40,24 +40,18 @@ class Full:
         self.planned = self._planned()
         self.drawn = self._drawn()
 
-    def _texts(self) -> dict[str, str]:
-        """Every mutable file's text by the path that a manifest would use."""
-        n = self.chapter.number
-        texts = {path: self.book.text(path, n) for path in self.book.tree(n)}
-        for file in sorted(self.chapter.dir.glob("*.py")):
-            texts[f"{STAGE}{file.name}"] = file.read_text(encoding="utf-8")
-        return texts
-
     def _planned(self) -> list[mutate.Mutant]:
         try:
-            return mutate.planned(self.chapter.mutants, self._texts())
+            return mutate.planned(
+                self.chapter.mutants, mutate.texts_of(self.book, self.chapter)
+            )
         except mutate.MutantError as error:
             where = self.chapter.mutants.relative_to(self.book.root).as_posix()
             self.problems.append(Failure(where, str(error)))
             return []
 
     def _drawn(self) -> list[mutate.Mutant]:
-        n, texts = self.chapter.number, self._texts()
+        n, texts = self.chapter.number, mutate.texts_of(self.book, self.chapter)
         own = [
             p for p in (*self.chapter.add, *self.chapter.change) if p in texts
         ]

@@ -73,10 +73,17 @@ def run(book: Book) -> list[Finding]:
         lint_exercises,
         lint_files,
         lint_imports,
+        lint_mutants,
         lint_texts,
     )
 
     lint = Lint(book)
-    for module in (lint_files, lint_imports, lint_texts, lint_exercises):
+    for module in (
+        lint_files,
+        lint_imports,
+        lint_texts,
+        lint_exercises,
+        lint_mutants,
+    ):
         module.check(lint)
     return sorted(set(lint.findings))

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
 
+from tools.steplib.book import Book, Chapter
+from tools.steplib.stubs import STAGE
+
 _COMPARE = {
     ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="),
     ast.GtE: (">=", ">"), ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="),
@@ -34,6 +37,15 @@ class Mutant:
     line: int
     edit: str
     text: str
+
+
+def texts_of(book: Book, chapter: Chapter) -> dict[str, str]:
+    """The text of every file that can be mutated, by its path in a manifest."""
+    n = chapter.number
+    texts = {path: book.text(path, n) for path in book.tree(n)}
+    for file in sorted(chapter.dir.glob("*.py")):
+        texts[f"{STAGE}{file.name}"] = file.read_text(encoding="utf-8")
+    return texts
 
 
 def planned(file: Path, texts: dict[str, str]) -> list[Mutant]:
