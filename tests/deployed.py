@@ -21,9 +21,7 @@ from unittest import mock
 import aiohttp
 
 from minisgl.benchmark.traces import text_of
-from tests.live import Live, read_proc, wait_until
-
-GREEDY = {"temperature": 0, "ignore_eos": True}
+from tests.live import GREEDY, Live, read_proc, wait_until
 
 
 class Deployed(Live):

@@ -25,6 +25,8 @@ import minisgl
 ROOT = Path(minisgl.__file__).resolve().parents[1]
 # Small enough that several fit on any machine.
 SMALL = ["--device", "cpu", "--dtype", "float32", "--num-pages", "4096"]
+# Of a request whose answer has as many tokens as it asks for, always the same ones.
+GREEDY = {"temperature": 0, "ignore_eos": True}
 
 
 def free_ports(count: int = 1) -> list[int]:

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from tests import live
 from tests.fakes.back_end import Script, events, served
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -39,19 +40,19 @@ class Peer:
     def read_until(self, count: int) -> None:
         """Read until so many events have come."""
         while self.got.count(b"data: ") < count:
-            more = self.socket.recv(4096)
-            assert more, self.got
-            self.got += more
+            self._read_more()
 
     def read_all(self) -> str:
         """Read to the end; the texts of a completion, joined."""
         while b"data: [DONE]" not in self.got:
-            more = self.socket.recv(4096)
-            assert more, self.got
-            self.got += more
-        lines = self.got.decode().splitlines()
-        found = [json.loads(x[6:]) for x in lines if x.startswith("data: {")]
+            self._read_more()
+        *found, _ = live.events(self.got.splitlines())
         return "".join(one["choices"][0]["text"] for one in found)
+
+    def _read_more(self) -> None:
+        more = self.socket.recv(4096)
+        assert more, self.got
+        self.got += more
 
     def leave(self) -> None:
         self.socket.close()

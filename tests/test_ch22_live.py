@@ -7,12 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from minisgl.utils import load_tokenizer
-from tests.live import Live
+from tests.live import GREEDY, Live
 from tests.parity import model_under_test, prompts, reference
 from tests.samples import BETWEEN_COUNT, FIRST_COUNT, ends, read
 
 FOLDER = model_under_test("qwen3-tiny")
-GREEDY = {"temperature": 0, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """Speculation as users meet it: settings, one request's wish, numbers."""
 
-import json
-
 import msgpack
 import pytest
 
@@ -14,7 +12,7 @@ from minisgl.scheduler.guessing import create_drafter
 from minisgl.server.args import parse_args
 from minisgl.server.generation import Tokens
 from minisgl.server.respond import usage
-from tests.live import Live
+from tests.live import GREEDY, Live, events
 from tests.parity import model_under_test, prompts, reference
 from tests.samples import read
 from tools.models import model_path
@@ -171,9 +169,6 @@ def scrape(live) -> dict[str, float]:
         return read(answer.read().decode())
 
 
-GREEDY = {"temperature": 0, "ignore_eos": True}
-
-
 def check_stream(live):
     """A stream has every token of a step."""
     ids = prompts(FOLDER)[2]
@@ -185,10 +180,8 @@ def check_stream(live):
         "stream_options": {"include_usage": True},
     }
     with live.open("/v1/completions", body) as answer:
-        lines = answer.read().decode().splitlines()
-    found = [
-        json.loads(line[6:]) for line in lines if line.startswith("data: {")
-    ]
+        *found, last = events(answer)
+    assert last == "[DONE]"
     assert "usage" in found[-1], found[-1]
     told = found[-1]["usage"]
     assert told["completion_tokens"] == 11

@@ -21,7 +21,6 @@ import pytest
 from minisgl.deploy.policy import PrefixPolicy, RandomPolicy
 from minisgl.utils import load_tokenizer
 from tests.deployed import (
-    GREEDY,
     Deployed,
     converse,
     kill,
@@ -29,7 +28,7 @@ from tests.deployed import (
     pids_of,
     routed,
 )
-from tests.live import ROOT, events, free_ports, is_free, wait_until
+from tests.live import GREEDY, ROOT, events, free_ports, is_free, wait_until
 from tests.parity import model_under_test, prompts, reference
 
 FOLDER = model_under_test("qwen3-tiny")
