@@ -29,8 +29,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import httpx2  # noqa: E402
 import typer  # noqa: E402
 
-from tests.deployed import GREEDY, Deployed, converse, kill  # noqa: E402
-from tests.live import events, wait_until  # noqa: E402
+from tests.deployed import Deployed, converse, kill  # noqa: E402
+from tests.live import GREEDY, events, wait_until  # noqa: E402
 from tools.models import model_path  # noqa: E402
 from tools.stagekit import measured  # noqa: E402
 
